@@ -1,15 +1,15 @@
-"""Writes what an edit changed: into a clone, in place under the undo log, or as a new file.
+"""Writes the changes of an edit: into a clone, in place under the undo log, or as a new file.
 
-Three kinds of change are distinguished:
+There are three kinds of change:
 
-- If every entry but the models stays where it is, one new end is written: new tensors and assets,
-  models, directory and end records. It is written to a clone (a copy that shares blocks with the
-  archive), which is renamed over the archive; where blocks cannot be shared, to the archive itself
-  under an undo log (specification, section 10.4).
-- If a tensor or an asset is replaced or removed, readers may have mapped the old one. So only a
-  clone is changed; without clones, a new file is written.
-- `compact` plans the whole archive anew, and writes a new file. So does an edit that removes a
-  model whose tensors no other model uses.
+- Every entry except the models stays in place. Then only a new end is written: new tensors and
+  assets, models, directory and end records. It is written to a clone (a copy that shares blocks
+  with the archive), which is renamed over the archive. If blocks cannot be shared, it is written to
+  the archive itself under an undo log (specification, section 10.4).
+- A tensor or an asset is replaced or removed. Readers may have mapped the old one, so only a clone
+  is changed; without clones, a new file is written.
+- With `compact`, or if a model is removed whose tensors no other model uses, the whole archive is
+  planned anew, and a new file is written.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class _EditPlan(Plan):
     """The entries of an edited archive that are written.
 
     Attributes:
-        stay: The number of leading entries of the archive that keep their place before the others.
-        replaced: Items with new bytes and their CRC-32 for some of these entries, by name.
+        stay: Number of leading entries of the archive that keep their place before the others.
+        replaced: Items with new bytes and their CRC-32 for some of the staying entries, by name.
         is_anew: True if all entries are planned anew, for a new file.
     """
 
@@ -78,7 +78,7 @@ class _EditPlan(Plan):
     is_anew: bool = False
 
     def is_end(self, contents: Contents) -> bool:
-        """True if every entry of the archive but the models stays as it is."""
+        """True if every entry of the archive except the models is unchanged."""
         return self.stay == contents.first_model and not self.replaced
 
 
@@ -155,7 +155,7 @@ def _plan_anew(changes: EditState, models: _Models, assets: _Assets) -> _EditPla
 
 
 def _plan_end(changes: EditState, models: _Models, assets: _Assets) -> _EditPlan:
-    """Plans an edit that moves no entry, as far as no asset is replaced or removed."""
+    """Plans an edit that moves no entry, unless an asset is replaced or removed."""
     contents = changes.contents
     names = [*contents.entries][: contents.first_model]
     uses = Counter(chain.from_iterable(model.keys for model in models.values()))
@@ -178,13 +178,13 @@ def _plan_end(changes: EditState, models: _Models, assets: _Assets) -> _EditPlan
 
 
 def _order(names: Sequence[str], added: Sequence[str], assets: _Assets) -> tuple[list[str], int]:
-    """The entries but the models in their new order, and how many of the first ones stay.
+    """The entries except the models in their new order, and how many of the first ones stay.
 
     New entries come last. If an asset is replaced or removed, tensors come before assets, and the
     assets are sorted, as in `save`.
 
     Args:
-        names: The entries as they were.
+        names: The entries as before the edit.
         added: The entries that are added or replaced.
         assets: The assets that are added, replaced or removed.
     """
@@ -206,10 +206,10 @@ def _order(names: Sequence[str], added: Sequence[str], assets: _Assets) -> tuple
 
 
 def _replaced(contents: Contents, models: _Models, uses: Counter[str]) -> dict[str, Item]:
-    """The items of entries whose tensor has other elements, by key.
+    """Items with the new bytes of entries whose tensor has other elements, by key.
 
-    An entry that several models use stays; the tensor with other elements, or with another data
-    type or shape than in other models (DATA-8), gets an entry of its own, and `uses` is updated.
+    An entry that several models use stays: a tensor with other elements, or with another data type
+    or shape than in other models (DATA-8), gets an entry of its own, and `uses` is updated.
     """
     replaced: dict[str, Item] = {}
     kinds: dict[str, object] = {}  # of shared entries, by key
@@ -241,8 +241,8 @@ def _serialize(
 ) -> tuple[dict[str, SerializedModel], list[Item]]:
     """Serializes the models by id, and makes entries for their new tensors.
 
-    The keys of entries that new tensors use are added to `uses`; those of `replaced` get other
-    bytes, and are not shared.
+    The keys of entries that new tensors use are added to `uses`. Entries in `replaced` get other
+    bytes, so new tensors do not share them.
     """
     contents, options = changes.contents, changes.options
     serialized: dict[str, SerializedModel] = {}
@@ -363,7 +363,7 @@ def _write(changes: EditState, plan: _EditPlan) -> None:
 
 
 def _headers(contents: Contents, item: Item) -> tuple[bytes, bytes]:
-    """The local header and the directory record of an entry that gets these bytes."""
+    """The local header and the directory record of an entry with these bytes."""
     entry = contents.entries[item.name]
     alignment = contents.check_header(contents.entries.index_of[item.name], contents.strict)
     assert alignment is not None  # else `strict` has raised an error
@@ -393,11 +393,11 @@ def _write_data(
 def _write_clone(
     file: MappedFile, write: Callable[[PositionalWriter], None], *, else_in_place: bool
 ) -> bool:
-    """Writes to a clone, cut off where `write` stops, which then replaces the archive.
+    """Writes to a clone, truncates it where `write` stops, and renames it over the archive.
 
     Returns:
-        False if cloning fails; with `else_in_place`, where the caller can change the archive in
-        place, also if the clone would lose owner or attributes, or cannot be renamed over it.
+        False if cloning fails. With `else_in_place` (the caller can change the archive in place),
+        also if the clone would lose owner or attributes, or cannot be renamed over the archive.
     """
     if not (clones_and_sync.may_clone(file) and clones_and_sync.has_clones(file)):
         return False

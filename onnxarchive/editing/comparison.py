@@ -23,16 +23,16 @@ _LARGE_FIELDS = frozenset({"graph", "functions", "training_info"})
 
 
 class ModelComparison:
-    """A model of the edited archive, and what changed in it.
+    """A model of the edited archive, compared with the archive's model.
 
     Attributes:
         origin: As in `Draft`.
-        message: The model, not to be changed.
+        message: The model, which must not be changed.
         old_refs: The tensors of the archive's model that are stored outside it, by key.
-        is_changed: False if the model is the archive's, with all its tensors.
-        has_other_tensors: False if the model has the tensors of the archive's.
-        stored: If it has other tensors, the key of each that keeps an entry, by path.
-        others: If it has other tensors, those that do not.
+        is_changed: False if the model equals the archive's, including all tensors.
+        has_other_tensors: False if the tensors are those of the archive's model.
+        stored: If it has other tensors, the key of each tensor that keeps an entry, by path.
+        others: If it has other tensors, the tensors that do not keep an entry.
         elements: The new bytes of external tensors, by path.
     """
 
@@ -104,7 +104,7 @@ class ModelComparison:
         return key if is_stored and nbytes >= (options.size_threshold or 0) else None
 
     def _assign(self, ref: TensorRef, elements: TensorData) -> None:
-        """Takes up assigned elements, unless they are those that the tensor has."""
+        """Stores assigned elements, unless the tensor has the same elements already."""
         require_fit(self._contents, ref, elements)
         tensor, data = ref.tensor, elements.data
         location = tensors.location(tensor)
@@ -128,13 +128,13 @@ class ModelComparison:
         return self.stored.values() if self.has_other_tensors else self.old_refs
 
     def set_apart(self, ref: TensorRef, data: Data, uses: Counter[str]) -> None:
-        """Gives a tensor an entry of its own with this data, in place of one that it shares."""
+        """Gives a tensor an entry of its own with this data, instead of a shared one."""
         uses[self.stored.pop(ref.path)] -= 1
         self.others.append(ref)
         self.elements[ref.path] = data
 
     def source(self, without: Collection[Path] = ()) -> Source:
-        """The message, and the data of its external tensors but of those at the given paths."""
+        """The message, and the data of its external tensors except those at the given paths."""
         data = (
             self.elements[ref.path] if ref.path in self.elements else self._changes.data(ref)
             for ref in tensors.external(self.message)
@@ -184,6 +184,6 @@ def has_bytes(contents: Contents, name: str, data: Data) -> bool:
 
 
 def in_memory(data: Data) -> memoryview:
-    """The bytes of data in memory; bytes that are in memory already are not copied."""
+    """The bytes of data; bytes that are in memory already are not copied."""
     data = data.fetch(0, spool)
     return data.view() if data.position is None else copy_of(data).view()

@@ -69,56 +69,59 @@ def edit(
 
     Existing entries keep their offsets and keys, and only the end of the file is written: new
     tensors and assets, models and directory. So the time does not depend on the size of the
-    weights. A tensor or an asset that is replaced or removed is written to a clone of the file (a
-    copy that shares its blocks), or where the file system has no clones, to a new file. If a model
-    is removed whose tensors no other model uses, the whole archive is written anew, as with
-    `compact`. Views and sessions of the archive keep what they had. A crash leaves the old archive,
-    the new one, or a file that `open` refuses until `recover`, or the next edit, has restored the
-    old archive.
+    weights. There are two exceptions. If a tensor or an asset is replaced or removed, the edit
+    writes a clone of the file (a copy that shares its blocks), or a new file if the file system has
+    no clones. If a model is removed whose tensors no other model uses, the whole archive is written
+    anew, as with `compact`.
+
+    Views and sessions of the archive keep their data. A crash leaves the old archive, the new one,
+    or a file that `open` refuses until `recover`, or the next edit, has restored the old archive.
 
     Args:
         path: The archive, a local file.
         model: Id of the model for `Edit.model`, `Edit.metadata` and `Edit.tensors`, such as
             `"decoder"`; None for the default one.
         compact: Whether to write the whole archive anew, as `save` does: with tensors in the order
-            of the models, with keys derived from their names, and without those that no model uses.
-        copy: Whether to write a new file at `path`, also if nothing changed; needed for a symbolic
+            of the models, with keys derived from their names, and without tensors that no model
+            uses.
+        copy: Whether to write a new file at `path`, even if nothing changed. Needed for a symbolic
             link or a file with other hard links, which keep the old content.
-        size_threshold: Initializers of this many bytes or more are stored outside a changed model.
-            None means 1024; or less, if the model as it was has smaller external initializers; or
-            more, if it holds larger ones, so that none moves out of it. Tensors other than
-            initializers count, too, if any of them is stored outside. For an added model, or with
-            `compact`, the tensors of all models of the archive count.
-        convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
-            a changed model, not only initializers. None means True if an external tensor of these
-            models is not an initializer.
+        size_threshold: As in `save`, for changed models. None means a threshold that moves no
+            tensor out of the model as it was, and as few as possible into it: the size of its
+            smallest external initializer, but at most 1024, and more than the size of every
+            initializer that it holds. If any other tensor is external, such as that of an
+            attribute, all tensors count. For an added model, or with `compact`, the tensors of all
+            models of the archive count.
+        convert_attribute: As in `save`, for changed models. None means True if an external tensor
+            of these models is not an initializer.
         max_model_nbytes: Limit in bytes on all models together, before and after the edit.
-        timeout: Seconds to wait for the archive's lock; None waits without limit, 0 fails at once.
-        progress: Called with the bytes written and the bytes in all; True shows a bar.
+        timeout: Seconds to wait for the archive's lock; None waits without limit, 0 not at all.
+        progress: As in `save`.
 
     Yields:
         The edit, usable until the block ends.
 
     Raises:
-        ValueError: A changed model no longer uses a tensor, nor does another one, and `compact` is
-            false; or `path` is a symbolic link or has several hard links, and `copy` is false.
+        ValueError: No model uses a tensor any more, and `compact` is false; or `path` is a symbolic
+            link or has several hard links, and `copy` is false.
         LockedError: The archive stayed locked until `timeout`, or this thread is editing it. On
-            Windows, this process also has it open elsewhere, and a new file would replace it, or it
-            would become shorter; or somebody changed it when it was closed to be replaced.
+            Windows also: the file has to be replaced or shortened while this process has it open
+            elsewhere, or another program changed it when it was closed to be replaced.
         ModelNotFoundError: There is no model of the id `model`.
         ArchiveFormatError: The file is not an archive, or the edited one would break a rule.
         ChecksumError: Bytes that are copied do not match their CRC-32.
-        ArchiveError: The block ended in a forked process, or in another thread than it began in, or
+        ArchiveError: The block ended in a forked process, or in another thread than it began in; or
             another program replaced or removed the file meanwhile.
-        UnfinishedEditError: Writing failed, and so did restoring the old archive; remove the cause,
+        UnfinishedEditError: Writing failed, and so did restoring the old archive. Remove the cause;
             then `recover` restores it.
         UnsupportedFeatureError: The archive is not a local file.
         OSError: The archive or its folder cannot be read or written. On Windows, another process
             may have it open.
 
     Warns:
-        UserWarning: With `compact`, or after a model was removed, the archive has weights that
-            `onnxarchive.prepack` packed for models that it no longer has; it says how many bytes.
+        UserWarning: With `compact`, or after a model was removed, the archive still has weights
+            that `onnxarchive.prepack` packed for models that it no longer has; the warning says how
+            many bytes.
 
     Example:
         with onnxarchive.edit("model.onnxa") as edit:
@@ -164,7 +167,7 @@ def edit(
 
 
 def _warn_of_unused(path: str, max_model_nbytes: int) -> None:
-    """Warns of packed weights that no model of the edited archive has."""
+    """Warns of packed weights that no model of the edited archive uses."""
     faults: list[str] = []
     try:
         with open(path, max_model_nbytes=max_model_nbytes, timeout=0) as archive:
@@ -183,7 +186,7 @@ def _warn_of_unused(path: str, max_model_nbytes: int) -> None:
 
 
 def _require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
-    """Refuses to change a file that has several hard links, or to which a symbolic link leads."""
+    """Refuses to change a symbolic link, or a file that has several hard links."""
     if os.path.islink(path):
         kind = f"a symbolic link to {os.path.realpath(path)}, a file that others may use"
     elif (names := file.status().st_nlink) > 1:
@@ -199,10 +202,10 @@ def _require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
 class Edit:
     """The changes of an archive in a block of `onnxarchive.edit`, written when the block ends.
 
-    What is read is what was assigned in the block, or else the archive as it was. An assigned
-    `onnx.ModelProto` and contiguous arrays are held, not copied, so their last state is written. An
-    edit belongs to the thread that began it. After the block, each use but of `nbytes_written`
-    raises a ValueError.
+    Reading returns assigned values, otherwise the archive's. An assigned `onnx.ModelProto` and
+    contiguous arrays are not copied: changes made to them before the block ends are written, too.
+    An edit belongs to the thread that began it. After the block, only `nbytes_written` can be used;
+    anything else raises a ValueError.
 
     Example:
         with onnxarchive.edit("model.onnxa") as edit:
@@ -218,15 +221,15 @@ class Edit:
 
     @property
     def entries(self) -> Mapping[str, Entry]:
-        """Every entry of the archive as it was, by name."""
+        """Every entry by name, as before the edit."""
         return self._changes.require_open().archive.entries
 
     @property
     def model(self) -> onnx.ModelProto:
         """The model chosen by `model` of `onnxarchive.edit`, to be changed or assigned.
 
-        It is `models[id]`. Its large tensors are external, and their location stands for an entry,
-        or for data of an assigned model. `tensors` replaces their elements. A new initializer holds
+        It is `models[id]`. Its large tensors are external; their location is a key or a
+        placeholder: do not change it. `tensors` replaces their elements. A new initializer holds
         its data in `raw_data`, as `onnx.numpy_helper.from_array` makes it.
         """
         return self.models[self._changes.model_id]
@@ -237,29 +240,52 @@ class Edit:
 
     @property
     def models(self) -> EditedModels:
-        """Every model by id, the default one (`""`) first; items can be assigned and deleted."""
+        """Every model by id, the default one (`""`) first; items can be assigned and deleted.
+
+        An assigned model replaces the model of this id, or is added. It may be:
+
+        - an `onnx.ModelProto`; its external tensors must be those of the archive,
+        - an `onnx_ir.Model`, a `torch.onnx.ONNXProgram`, an open archive, or the path of a `.onnx`
+          or of an archive. Their tensors are copied when the edit is written: until then, the files
+          must not change, and an open archive must stay open.
+
+        Assigning a model of the edit to another id adds a copy of it. `rename(old, new)` gives a
+        model other than the default one a new id, which no model has; `Edit.model` follows.
+        """
         return EditedModels(self._changes.require_open())
 
     @property
     def metadata(self) -> EditedMetadata:
-        """The metadata (`metadata_props`) of `model`, by key."""
+        """The metadata (`metadata_props`) of `model` by key; items can be assigned and deleted.
+
+        Unchanged items keep their place.
+        """
         return EditedMetadata(self._changes.require_open())
 
     @property
     def assets(self) -> EditedAssets:
-        """The assets by path: bytes, or on assignment the path of a file."""
+        """The assets by path without `assets/`, as bytes; items can be assigned and deleted.
+
+        An assigned asset is its bytes, or the path of a file that must not change until the block
+        ends.
+        """
         return EditedAssets(self._changes.require_open())
 
     @property
     def tensors(self) -> EditedTensors:
-        """The initializers of `model` by name, as read-only arrays; assigning replaces elements."""
+        """The initializers of `model` by name, as read-only arrays; assigning replaces elements.
+
+        A new array must have the tensor's data type and shape. It may be anything that `Writer.add`
+        takes. If several models share the tensor, only this model's changes. Items cannot be
+        deleted.
+        """
         return EditedTensors(self._changes.require_open())
 
     @property
     def nbytes_written(self) -> int:
         """The bytes of the file that the edit wrote; 0 before the block ends, and without a change.
 
-        In a clone, these are the new bytes; an undo log does not count.
+        In a clone, only the new bytes count; an undo log does not count.
         """
         return self._changes.nbytes_written
 
@@ -286,14 +312,7 @@ class _EditedMapping(MutableMapping[str, _Value]):
 
 
 class EditedModels(_EditedMapping[onnx.ModelProto]):
-    """The models of an edit, by id.
-
-    An assigned model replaces the one of this id, or is added. It is an `onnx.ModelProto`, whose
-    external tensors are those of the archive; an `onnx_ir.Model`, a `torch.onnx.ONNXProgram`, an
-    open archive or the path of a `.onnx` or of an archive, whose tensors are copied when the edit
-    is written: until then, the files must not change, and an open archive must stay open.
-    Assigning a model of the edit to another id adds a copy of it.
-    """
+    """The models of an edit, by id; see `Edit.models`."""
 
     def __getitem__(self, id: str) -> onnx.ModelProto:
         changes = self._changes
@@ -358,7 +377,7 @@ class EditedModels(_EditedMapping[onnx.ModelProto]):
 
 
 class EditedMetadata(_EditedMapping[str]):
-    """The metadata of the model of an edit; unchanged items keep their place."""
+    """The metadata of the model of an edit; see `Edit.metadata`."""
 
     def __getitem__(self, key: str) -> str:
         return self._pairs()[key]
@@ -395,7 +414,7 @@ class EditedMetadata(_EditedMapping[str]):
 
 
 class EditedAssets(_EditedMapping[bytes]):
-    """The assets of an edit, by path without `assets/`."""
+    """The assets of an edit, by path without `assets/`; see `Edit.assets`."""
 
     def __getitem__(self, path: str) -> bytes:
         self._require(path)
@@ -425,11 +444,7 @@ class EditedAssets(_EditedMapping[bytes]):
 
 
 class EditedTensors(_EditedMapping["NDArray[Any]"]):
-    """The initializers of the model of an edit, by name.
-
-    A new array must have the tensor's data type and shape. It may be anything that
-    `onnxarchive.Writer.add` takes. If several models share the tensor, only this model's changes.
-    """
+    """The initializers of the model of an edit, by name; see `Edit.tensors`."""
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         changes, ref = self._changes, self._ref(name)
@@ -479,7 +494,7 @@ class EditedTensors(_EditedMapping["NDArray[Any]"]):
         return draft.index
 
     def _refs(self, name: str) -> Sequence[TensorRef]:
-        """The initializers of this name; the index is made anew if it may be out of date."""
+        """The initializers of this name; rebuilds the index if it may be out of date."""
         draft = self._draft
         refs = draft.index.get(name, ())
         is_current = all(_is_at(draft.message, ref) and ref.name == name for ref in refs)

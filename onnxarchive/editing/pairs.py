@@ -6,15 +6,15 @@ Two names cannot change at once. So a record beside the model names both, and `P
 2. gives the new model its name, and then the new data;
 3. removes the hidden names and the record.
 
-An error goes back to the old files. A process that is killed leaves the old files, the new ones, or
-a model whose data is missing, but never a model with the data of the other. `recover_pairs` goes on
-from there: if the model is the new one, by its SHA-256, the new data gets its name; else the old
-data gets it back.
+An error restores the old files. A killed process leaves the old files, the new ones, or a model
+without its data, but never a model with the data of the other. `recover_pairs` continues from
+there: if the model is the new one, by its SHA-256, the new data gets its name; otherwise the old
+data gets its name back.
 
 The hidden names are `.MODEL.onnxarchive-N.pair` (the record), `.MODEL.onnxarchive-N.old`,
-`.DATA.onnxarchive-N.new` and `.DATA.onnxarchive-N.old`. A record is locked as long as its process
-lives. A record may come from whoever made the folder, such as the author of a download. So it
-counts only for the model after which it is named, and only regular files get names back.
+`.DATA.onnxarchive-N.new` and `.DATA.onnxarchive-N.old`. A record is locked while its process runs.
+A record may come from whoever made the folder, such as the author of a download. So it counts only
+for the model after which it is named, and only regular files get names back.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class _Pair:
     def undo(self) -> bool:
         """Gives the old files their names back, unless all is done; returns True if it did.
 
-        The model is the first: it may not be the new one when it gets the old data.
+        The model comes first: the new model must not get the old data.
         """
         if os.path.lexists(self.data):
             return False
@@ -278,9 +278,9 @@ class PairReplacement(Closing, OfOneProcess):
         self._resources.callback(new.close)  # locked, so that another export waits for the data
 
     def _lock_folder(self) -> None:
-        """Lets exports to the folder of the model take turns, if it can be locked.
+        """Makes exports to the folder of the model take turns, if the folder can be locked.
 
-        The locks of the old files do not separate two exports where there are none.
+        If there are no old files, their locks cannot separate two exports.
         """
         if os.name == "nt":  # which opens no folder
             return
@@ -336,7 +336,7 @@ class PairRecovery:
 def recover_pairs(
     path: str | os.PathLike[str], is_recoverable: Callable[[MappedFile], bool] | None = None
 ) -> PairRecovery:
-    """Completes or undoes what killed processes have begun with a model or its data.
+    """Completes or undoes the replacement of a model and its data by killed processes.
 
     Args:
         path: The model or its data.
@@ -344,7 +344,7 @@ def recover_pairs(
             remove; None means all that are unlocked.
 
     Raises:
-        OSError: A file cannot be renamed or removed; another call goes on.
+        OSError: A file cannot be renamed or removed; another call continues.
     """
     recovery = PairRecovery()
     for target in targets_of(path):
@@ -363,7 +363,7 @@ def _recover(
     is_recoverable: Callable[[MappedFile], bool] | None,
     recovery: PairRecovery,
 ) -> None:
-    """Recovers the pair of a record if `target` is one of the two, and no process is at work."""
+    """Recovers the pair of a record if `target` is one of the two, and no process uses it."""
     try:
         record = MappedFile(path, descriptor=open_own(path, 0o600))
     except (OSError, ArchiveFormatError):  # of another user, or removed
@@ -391,7 +391,7 @@ def _recover(
 
 
 def _settle(pair: _Pair, recovery: PairRecovery) -> bool:
-    """Completes or undoes a pair; False if a living process writes data under its name."""
+    """Completes or undoes a pair; False if a running process writes data under its name."""
     if not _is_free(pair.new_data):
         return False
     if pair.complete():

@@ -40,10 +40,10 @@ class Recovery:
 
     Attributes:
         is_rolled_back: True if an interrupted edit was rolled back.
-        removed: Paths of removed files and directories, left by killed processes.
+        removed: Paths of removed files and directories that killed processes had left.
         downloads: Paths of partial downloads that remain.
-        export: `"completed"` or `"undone"` if an interrupted export with external data was; else
-            None.
+        export: `"completed"` or `"undone"` if there was an interrupted export with external data;
+            else None.
         cut_nbytes: Number of bytes after the archive that were cut off.
 
     Example:
@@ -67,19 +67,21 @@ def recover(
 ) -> Recovery:
     """Rolls back an interrupted edit, and removes what killed processes left of a file.
 
-    A complete archive is never changed. `edit` rolls back, too. What a killed `export` or `extract`
-    left is found by the name of the file or directory that it was to write. If `export` was killed
-    while it replaced a model and its external data, either both become the new ones, or both the
-    old ones. A directory that existed and was being filled keeps the files that it has. Nothing is
-    removed if the folder cannot be listed, or if locks do not tell whether the process still lives.
+    A complete archive is never changed. `edit` rolls back, too.
+
+    The files of a killed `export` or `extract` are found by the name of the file or directory that
+    it was to write. If `export` was killed while it replaced a model and its external data, both
+    become the new ones, or both the old ones. A directory that existed before and was being filled
+    keeps its files. Nothing is removed if the folder cannot be listed, or if locks cannot show
+    whether the process still runs.
 
     Args:
         path: The archive; or the file or directory that was to be written, which need not exist.
-        downloads: Whether to remove the partial download of the file, too, which the next download
-            would continue.
-        cut: Whether to cut off bytes that another tool has put after the archive. All before them
-            must be valid: directory, models and local headers. Without `cut`, the error says how
-            many bytes follow, and what they begin with.
+        downloads: Whether to also remove the partial download of the file, which the next download
+            would resume.
+        cut: Whether to cut off bytes that another tool has appended to the archive. Everything
+            before them must be valid: directory, models and local headers. Without `cut`, the error
+            says how many bytes follow, and how they begin.
         timeout: Seconds to wait for the archive's lock; None waits without limit.
 
     Returns:
@@ -87,10 +89,10 @@ def recover(
 
     Raises:
         LockedError: The archive stayed locked until `timeout`.
-        ArchiveError: The file is not an archive, nothing else was found, or a rollback or a cut
+        ArchiveError: The file is not an archive and nothing else was found, or a rollback or a cut
             would not restore an archive. The file is unchanged.
-        OSError: The archive cannot be read or written, no file and nothing left of it exists, or
-            a file cannot be renamed or removed.
+        OSError: The archive cannot be read or written; neither the file nor anything left of it
+            exists; or a file cannot be renamed or removed.
 
     Example:
         onnxarchive.recover("model.onnxa")
@@ -123,8 +125,8 @@ def recover(
 def _remove_directories(path: str) -> list[str]:
     """Removes the directories of killed processes; returns their paths.
 
-    One that was to become the directory at `path` lies beside it; one whose content was to be moved
-    to a directory that existed lies in it.
+    A directory that was to become the one at `path` is beside it. A directory whose content was to
+    be moved into an existing one is in that one.
     """
     removed = []
     for target in targets_of(path):

@@ -1,4 +1,4 @@
-"""The changes of an edit while its block runs, and the data that assigned models bring along.
+"""The changes of an edit while its block runs, and the data of assigned models.
 
 In a message of an edit, the location of an external tensor is the key of an entry of the archive,
 or a placeholder for data that is read from another file or object when the edit is written.
@@ -48,7 +48,7 @@ _OF_ANOTHER = (
 
 
 def is_placeholder(location: str) -> bool:
-    """True if the location of an external tensor is no key."""
+    """True if the location of an external tensor is a placeholder and not a key."""
     return location.startswith(_PLACEHOLDER)
 
 
@@ -69,10 +69,10 @@ class Draft:
     """A model as an edit will leave it.
 
     Attributes:
-        message: The model; until it is looked up, the archive's, which is not to be changed.
+        message: The model. Before the first look-up it is the archive's, which must not be changed.
         origin: Id of the model in the archive; None for a model that the edit adds.
         elements: New elements of initializers, by name.
-        index: The initializers of `message` by name, as they were when one was last looked up.
+        index: The initializers of `message` by name, as of the last look-up.
     """
 
     message: onnx.ModelProto
@@ -85,17 +85,17 @@ class EditState:
     """The changes of an edit.
 
     Attributes:
-        archive: The archive as it was.
-        contents: What was read of it.
+        archive: The archive as before the edit.
+        contents: Its contents.
         file: Its file.
         options: The options of the edit.
         model_id: Id of the model for `Edit.model`.
         drafts: Every model, by id.
         assets: The data of every asset, by path.
-        old_assets: Those of the archive as it was.
+        old_assets: The assets as before the edit.
         files: Opens the files of assigned models and assets.
         is_open: False after the block.
-        nbytes_written: The bytes that were written to the archive, once it was written.
+        nbytes_written: Number of bytes written to the archive; 0 before it is written.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class EditState:
 
     @property
     def removes_model(self) -> bool:
-        """True if a model of the archive has gone; a renamed or replaced one has not."""
+        """True if a model of the archive was removed; renaming or replacing does not count."""
         origins = {draft.origin for draft in self.drafts.values()}
         return not origins.issuperset(self.contents.models)
 
@@ -154,7 +154,7 @@ class EditState:
         return self._data[location]
 
     def watch(self, data: Data) -> None:
-        """Remembers the state of data that is in a file, for `require_unchanged_files`."""
+        """Remembers the state of a file that holds data, for `require_unchanged_files`."""
         if data.position is None or data.crc32 is not None:  # the latter is compared when read
             return
         file = data.position.file
