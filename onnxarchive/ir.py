@@ -17,11 +17,12 @@ def load(path: str | os.PathLike[str], *, model: str | None = None) -> onnx_ir.M
     """Loads a model from an archive as an `onnx_ir.Model` without reading its large tensors.
 
     Large tensors are views of the file (`onnxarchive.writing.onnx_ir.ArchiveTensor`). The tensors
-    keep the file open and mapped, even after another file has replaced it. The model does not
-    remember its archive. To change the archive, assign the changed model in `onnxarchive.edit`: its
-    other models and assets stay, and weights that it has already are not written again.
-    `onnxarchive.save` writes a new archive of this model alone. It may replace the archive that the
-    model was loaded from, unless this was edited or replaced since.
+    keep the file open and mapped, even after another file has replaced it.
+
+    The model does not remember its archive. To change the archive, assign the changed model in
+    `onnxarchive.edit`: its other models and assets stay, and weights that the archive has already
+    are not written again. `onnxarchive.save` writes a new archive of this model alone. It may
+    replace the archive that the model was loaded from, unless that was edited or replaced since.
 
     Args:
         path: The archive.

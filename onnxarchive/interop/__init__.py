@@ -1,6 +1,6 @@
 """Uses archives with other libraries, which are imported on first use.
 
-What is for onnx_ir lies in `writing`, because `save` accepts models of onnx_ir.
+Code for onnx_ir is in `writing`, because `save` accepts models of onnx_ir.
 """
 
 import errno
@@ -12,11 +12,11 @@ __all__ = ["get_include"]
 def get_include() -> str:
     """The directory of the C and C++ headers `onnxa.h` and `onnxa_ort.hpp`, for a compiler's `-I`.
 
-    `onnxa.h` reads archives over memory; `onnxa_ort.hpp` maps an archive and makes sessions of ONNX
+    `onnxa.h` reads archives in memory. `onnxa_ort.hpp` maps an archive and makes sessions of ONNX
     Runtime whose weights are buffers in the map.
 
     Returns:
-        The directory: that of the installed package, or that of a clone.
+        The directory in the installed package, or in a clone of the repository.
 
     Raises:
         FileNotFoundError: The package is in a zip, or was frozen without its data.

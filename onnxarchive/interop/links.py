@@ -56,38 +56,41 @@ def link(
     Every tool that supports external data reads a link: onnx, ONNX Runtime, onnx_ir, OpenVINO, ...
     A link is valid for this archive only: move both together, and write a new link after the
     archive is replaced or edited. Edits of other models keep a link valid if they move none of the
-    link's tensors. `check_link` detects an invalid link. The link has the metadata
-    `onnxarchive.link`: a SHA-256 over the model's CRC-32, and over keys, offsets, sizes and CRC-32s
-    of its tensors; unless the model id is `""`, a space and the model id follow the SHA-256.
+    link's tensors. `check_link` detects an invalid link.
+
+    The link has a fingerprint in the metadata `onnxarchive.link`: a SHA-256 over the model's
+    CRC-32, and over keys, offsets, sizes and CRC-32s of its tensors. Unless the model id is `""`, a
+    space and the model id follow the SHA-256.
 
     Small tensors, and tensors that tools do not read from external data, are copied to the link; no
     other weight is copied. An optimized model that ONNX Runtime writes from a link refers to the
-    archive, too, but has no such metadata; see `session`. Errors of `onnxarchive.open` pass.
+    archive, too, but has no fingerprint; see `session`.
 
     Args:
-        path: The archive. With `cache` it may be a URL, which is fetched; the link then names the
-            file in the cache and is valid until the cache is cleared.
-        destination: The `.onnx` to write, in the archive's directory or above it, since ONNX
-            allows external data only in a model's directory or below. An existing file is replaced.
-            A directory gets a link `ID.onnx` for each model, and one with the archive's name, such
-            as `model.onnx` for `model.onnx_data`, for the default model.
+        path: The archive. With `cache` it may be a URL, which is downloaded; the link then names
+            the file in the cache and is valid until the cache is cleared.
+        destination: The `.onnx` to write, in the archive's directory or a parent directory, since
+            ONNX allows external data only in a model's directory or below. An existing file is
+            replaced. A directory gets a link `ID.onnx` for each model, and for the default model
+            one with the archive's name, such as `model.onnx` for `model.onnx_data`.
         model: Id of the model, such as `"decoder"`; None for the default one, or for all if
             `destination` is a directory.
         prepack: Whether the link names the weights that `onnxarchive.prepack` has stored for this
             kind of machine. ONNX Runtime before 1.32 does not notice if they are damaged, and some
             tools refuse such a link.
-        access: Options for a remote archive; see `onnxarchive.open`.
+        access: Options for a remote archive, as in `onnxarchive.open`.
 
     Raises:
+        ArchiveError: The archive cannot be opened; see `onnxarchive.open`.
         ChecksumError: The bytes of a model, or of a tensor that is copied to the link, do not match
             their CRC-32.
-        UnsupportedFeatureError: The link would take 2 GiB or more, `path` is a URL without
-            `cache`, or `destination` is a URL.
+        UnsupportedFeatureError: The link would take 2 GiB or more, `path` is a URL without `cache`,
+            or `destination` is a URL.
         ValueError: `destination` is the archive, a symbolic link, in a directory that is not
             allowed, or begins with `~`; the archive's path is not allowed in external data; or the
             links of two models would have the same name.
         LockedError: A file that is to be replaced stayed locked for 30 seconds.
-        OSError: The link cannot be written.
+        OSError: The archive cannot be read, or the link cannot be written.
 
     Warns:
         UserWarning: The archive's file has several names (hard links). ONNX Runtime reads external
@@ -128,7 +131,7 @@ def link_targets(
 def write_links(archive: Archive, targets: Mapping[str, str], *, prepack: bool) -> None:
     """Writes the links of models to files, by model id; see `link`.
 
-    The models are changed: the archive is not used afterwards.
+    The models of the archive are changed, so it must not be used afterwards.
     """
     file = contents_of(archive).local_file
     for target in targets.values():
@@ -193,8 +196,8 @@ def fingerprint(archive: Archive) -> str:
     The entry of each tensor adds a line, in archive order: key, data offset, size and CRC-32,
     separated by spaces. Offset and size are decimal; the CRC-32 has eight hexadecimal digits. The
     last line is the CRC-32 of the model's entry. So the fingerprint changes with the model and with
-    bytes or offsets of its tensors, but not with other models or assets. A space and the model id
-    follow the SHA-256, unless the model is the default one.
+    bytes or offsets of its tensors, but not with other models or assets. Unless the model is the
+    default one, a space and the model id follow the SHA-256.
     """
     digest = hashlib.sha256()
     for key in stored_keys(archive):
@@ -208,12 +211,12 @@ def fingerprint(archive: Archive) -> str:
 def check_link(
     path: str | os.PathLike[str], archive: str | os.PathLike[str] | None = None
 ) -> list[Finding]:
-    """Checks whether a link still fits its archive.
+    """Checks whether a link is still valid for its archive.
 
-    A link fits if the fingerprint in its metadata (see `link`) is the archive's, so the archive's
-    model has not changed and none of its tensors has moved, and if each external tensor lies at an
-    entry of the archive. Graph and tensors in the link are not compared with the archive. Weights
-    are not read; `onnxarchive.check(..., full=True)` compares them with their CRC-32.
+    A link is valid if its fingerprint (see `link`) matches the archive, and each external tensor is
+    exactly one entry. So the archive's model has not changed, and none of its tensors has moved.
+    Graph and tensors in the link are not compared with the archive. Weights are not read;
+    `onnxarchive.check(..., full=True)` compares them with their CRC-32.
 
     Args:
         path: The link.
@@ -237,7 +240,7 @@ def check_link(
 
 
 def linked_archive(path: str | os.PathLike[str]) -> str | None:
-    """The path of a link's archive; None if it is missing, or the link does not name just one."""
+    """The path of a link's archive; None if it is missing, or the link names none or several."""
     path = local_path(path)
     locations = _locations(_parse(path))
     file = _beside(path, locations[0]) if len(locations) == 1 else None
@@ -281,7 +284,7 @@ def _beside(path: str | os.PathLike[str], location: str) -> str | None:
 def _faults(
     link: str | os.PathLike[str], model: onnx.ModelProto, given: str | os.PathLike[str] | None
 ) -> Iterator[str]:
-    """Describes how the model of a link does not fit its archive, or the given one."""
+    """Describes how the model of a link differs from its archive, or from the given one."""
     locations = _locations(model)
     if given is None and not locations:
         raise ValueError(
@@ -332,7 +335,7 @@ def _faults(
 
 
 def _faults_of_tensors(model: onnx.ModelProto, archive: Archive) -> Iterator[str]:
-    """Describes external tensors of a link that are at no entry of its archive."""
+    """Describes external tensors of a link that are not entries of its archive."""
     positions = {(entry.data_offset, entry.nbytes) for entry in archive.entries.values()}
     for ref in tensors.external(model):
         try:

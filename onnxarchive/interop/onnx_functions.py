@@ -40,8 +40,7 @@ def check_model(
     """Checks the model of an archive with `onnx.checker.check_model`.
 
     `onnxarchive.check` checks the file; this function checks the model without reading large
-    weights. Unlike `onnx.checker.check_model`, this function returns a fault instead of raising it.
-    Errors of `onnxarchive.open` pass.
+    weights. It returns faults; unlike `onnx.checker.check_model`, it does not raise them.
 
     Args:
         path: The archive.
@@ -55,9 +54,10 @@ def check_model(
         at the first fault.
 
     Raises:
+        ArchiveError: The archive cannot be opened; see `onnxarchive.open`.
         ChecksumError: The bytes of a model or small tensor do not match their CRC-32.
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors.
-        OSError: Temporary files cannot be written.
+        OSError: The archive cannot be read, or temporary files cannot be written.
 
     Example:
         assert onnxarchive.check_model("model.onnxa", full_check=True) == []
@@ -95,13 +95,12 @@ def infer_shapes(
     """Infers shapes in the model of an archive with `onnx.shape_inference.infer_shapes`.
 
     The result is that of onnx for the complete model, with one exception: nothing is inferred from
-    the values of vectors of 16 MiB or more, which are not read. Errors of `onnxarchive.open` pass.
+    the values of vectors of 16 MiB or more, which are not read.
 
     Args:
         path: The archive.
-        destination: An archive to write, with the inferred shapes and copies of weights, assets
-            and other models, and the alignment of the archive; it may be `path`. None writes
-            nothing.
+        destination: An archive to write, with the inferred shapes and copies of weights, assets and
+            other models, and the alignment of the archive; it may be `path`. None writes nothing.
         model: Id of the model, such as `"decoder"`; None for the default one.
         check_type: As in onnx.
         strict_mode: As in onnx.
@@ -111,15 +110,16 @@ def infer_shapes(
         The model with the inferred shapes; large tensors are external, as in `Archive.model`.
 
     Raises:
-        onnx.shape_inference.InferenceError: Shapes conflict (with `strict_mode`), or types
-            conflict (with `check_type`).
+        onnx.shape_inference.InferenceError: Shapes conflict (with `strict_mode`), or types conflict
+            (with `check_type`).
         ChecksumError: Bytes of the archive do not match their CRC-32.
-        ArchiveError: `destination` is `path`, which was edited meanwhile.
+        ArchiveError: The archive cannot be opened (see `onnxarchive.open`); or `destination` is
+            `path`, which was edited meanwhile.
         UnsupportedFeatureError: The model takes 2 GiB or more without its large tensors, or
             `destination` is a URL.
         ValueError: `destination` is not allowed.
         LockedError: A file that is to be replaced stayed locked for 30 seconds.
-        OSError: The archive cannot be written.
+        OSError: The archive cannot be read or written.
 
     Example:
         model = onnxarchive.infer_shapes("model.onnxa", "inferred.onnxa")

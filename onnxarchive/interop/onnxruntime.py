@@ -3,8 +3,8 @@
 For an archive in a local file (also a copy in the cache), ONNX Runtime gets a model whose external
 data is in this file. The session options name the file's directory, so that ONNX Runtime can map
 the weights. For other archives, ONNX Runtime gets a model whose external data has keys as
-locations. The session options hold a buffer for each of these keys. If ONNX Runtime or the options
-do not accept buffers, the model holds all tensors.
+locations, and the session options hold a buffer for each key. If ONNX Runtime or the options do not
+accept buffers, the model holds all tensors.
 """
 
 from __future__ import annotations
@@ -111,12 +111,10 @@ def session(
     inference, or does not read from external data, are passed in the model.
 
     With `optimized_model_filepath` in `sess_options`, ONNX Runtime writes a `.onnx` whose large
-    tensors refer to offsets in the archive. It is read only from the archive's directory, and gives
-    other numbers, without an error, after the archive is replaced or edited. The session config
-    entry `session.optimized_model_external_initializers_file_name` gives it a data file of its own.
-    A `.ort` contains its weights.
-
-    Errors of `onnxarchive.open` pass.
+    tensors refer to offsets in the archive. ONNX Runtime can read it only from the archive's
+    directory. After the archive is replaced or edited, it gives wrong results without an error. The
+    session config entry `session.optimized_model_external_initializers_file_name` gives it a data
+    file of its own. A `.ort` contains its weights.
 
     Args:
         path: The archive: an open `Archive`, or an argument for `onnxarchive.open`. Without a local
@@ -124,18 +122,18 @@ def session(
             newer use the weights in place; older versions copy them. If ONNX Runtime is older than
             1.24 or cannot copy `sess_options`, the weights are copied into the model, and the model
             must be below 2 GiB.
-        sess_options: Options for the session; they are copied if possible. ONNX Runtime cannot
-            copy options that name execution providers or write files, nor options for a model that
-            may need custom operators. Options that are not copied are changed while the session is
-            made: do not use them for another session meanwhile. Afterwards the changed session
-            config entries have their former values; an entry that was not set before is empty. ONNX
-            Runtime logs these changes.
+        sess_options: Options for the session; they are copied if possible. ONNX Runtime cannot copy
+            options that name execution providers or write files, and cannot copy any options for a
+            model that may need custom operators. Options that cannot be copied are modified while
+            the session is made: do not use them for another session meanwhile. Afterwards changed
+            session config entries get their old values back, but an entry that was not set before
+            is empty. ONNX Runtime logs these changes.
         providers: As for `onnxruntime.InferenceSession`.
         model: Id of the model, such as `"decoder"`; None for the default one, or for the model of
             an open `Archive`.
-        prepack: Whether ONNX Runtime makes packed copies of weights. None (the default) leaves
-            this to `sess_options`; without a setting there, ONNX Runtime makes the copies.
-        keywords: Options for a remote archive, as for `onnxarchive.open`; and others as for
+        prepack: Whether ONNX Runtime makes packed copies of weights. None (the default) leaves this
+            to `sess_options`; without a setting there, ONNX Runtime makes the copies.
+        keywords: Options for a remote archive, as in `onnxarchive.open`; and further options of
             `onnxruntime.InferenceSession`: `provider_options`, ...
 
     Returns:
@@ -144,7 +142,8 @@ def session(
     Raises:
         ChecksumError: The bytes of a model, or of a tensor that is downloaded or passed in the
             model, do not match their CRC-32.
-        ArchiveError: The archive's file was replaced or removed after it was opened.
+        ArchiveError: The archive cannot be opened (see `onnxarchive.open`), or its file was
+            replaced or removed after it was opened.
         UnsupportedFeatureError: ONNX Runtime is older than 1.21, or the model and the tensors in it
             take 2 GiB or more.
         ValueError: The archive is closed, was opened with another model, or has a path that is not
@@ -204,16 +203,18 @@ def session_options(
     You may change the options before you make the session. If you set `optimized_model_filepath`,
     the `.onnx` that ONNX Runtime writes refers to the archive; see `session`. Do not rename the
     archive or its directory before the session is made: the options name the directory, and the
-    model names the file. Other errors than the one below are those of `session`.
+    model names the file.
+
+    Errors are those of `session`.
 
     Args:
-        path: The archive, as in `session`. Without a local file, the returned model or the
-            returned options hold the weights in memory.
+        path: The archive, as in `session`. Without a local file, the returned model or the returned
+            options hold the weights in memory.
         sess_options: Options to copy. They are not changed.
         model: Id of the model, as in `session`.
-        prepack: As in `session`. A session of these options fails if packed weights in the archive
-            are damaged.
-        access: Options for a remote archive; see `onnxarchive.open`.
+        prepack: As in `session`. A session with these options fails if packed weights in the
+            archive are damaged.
+        access: Options for a remote archive, as in `onnxarchive.open`.
 
     Returns:
         The serialized model and session options. For an archive in a local file, the model's large
@@ -233,9 +234,9 @@ def session_options(
 
 
 class SessionInputs:
-    """What a session is made from. The Archive itself is not kept, to free its memory.
+    """The inputs of a session. The Archive itself is not kept, to free its memory.
 
-    Arguments are those of `session`; `resources` closes a file that is opened here, and without
+    Arguments are those of `session`. `resources` closes a file that is opened here. Without
     `uses_packed`, the model refers to no packed weights.
 
     Attributes:
@@ -244,7 +245,7 @@ class SessionInputs:
         name: The archive and the model's id, for messages.
         prepack: As in `session`.
         uses_packed: As above.
-        options: A copy of the caller's options, or these if they cannot be copied.
+        options: A copy of the caller's options, or the caller's if they cannot be copied.
         entries: Session config entries that the session needs.
         path: Path of the archive's file without symbolic links; None for an archive in memory.
         packed: The number of weights whose packed form the model refers to.
@@ -293,7 +294,7 @@ class SessionInputs:
             set_entries(self._copy, self.entries)
 
     def require_current(self) -> None:
-        """Refuses a file that has left the path by which ONNX Runtime has opened it."""
+        """Refuses a file that is no longer at the path by which ONNX Runtime has opened it."""
         if self._file and self.path and not self._file.is_at(self.path):
             raise ArchiveError(
                 "the archive was replaced, renamed or removed while the session was made; try "
@@ -371,16 +372,16 @@ def _session_class() -> Any:
     class ArchiveSession(base):  # type: ignore[misc]
         """A session of an archive.
 
-        Options that could not be copied have its entries only while ONNX Runtime reads them. The
-        attribute `_model_path`, which libraries such as optimum read, is the archive's path, though
-        the session is made from bytes. These bytes are freed if a file has the archive: a model may
-        have large tensors inside.
+        Options that could not be copied have the session's entries only while ONNX Runtime reads
+        them. The attribute `_model_path`, which libraries such as optimum read, is the archive's
+        path, though the session is made from bytes. These bytes are freed if the archive is in a
+        file, since a model may hold large tensors.
         """
 
         _model_bytes: bytes | None
 
         def __init__(self, inputs: SessionInputs, *rest: Any, **kwargs: Any) -> None:
-            """Takes `SessionInputs`, and what `InferenceSession` takes after the options."""
+            """Takes `SessionInputs`, and the arguments of `InferenceSession` after the options."""
             self.packed_weights = inputs.packed
             self._name = inputs.name
             self._archive_path = inputs.path
@@ -404,7 +405,7 @@ def _session_class() -> Any:
             return f"<onnxarchive session of {self._name}>"
 
         def set_providers(self, *arguments: Any, **kwargs: Any) -> None:
-            """Makes the session again; it stays as it is if the archive cannot be read again."""
+            """Makes the session again; it is unchanged if the archive cannot be read again."""
             if self._read_again is not None:
                 self._model_bytes = self._read_again()
             super().set_providers(*arguments, **kwargs)
@@ -450,7 +451,7 @@ class RunError(UnsupportedFeatureError):
 def require_onnxruntime(
     oldest: tuple[int, int] = _OLDEST, reason: str = "which accepts a directory of external data"
 ) -> Any:
-    """Imports ONNX Runtime; refuses versions before the oldest that has what is needed."""
+    """Imports ONNX Runtime; refuses versions that lack a needed feature."""
     with requires_library("onnxruntime", "run a model"):
         import onnxruntime
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < oldest:
@@ -462,7 +463,7 @@ def require_onnxruntime(
 
 
 def compares_packed() -> bool:
-    """True if ONNX Runtime is there and compares packed weights with what it packs itself."""
+    """True if ONNX Runtime is installed and compares packed weights with its own packing."""
     with contextlib.suppress(ImportError, UnsupportedFeatureError):
         require_onnxruntime(COMPARING)
         return True
@@ -535,8 +536,7 @@ def copy_options(
 
     The copy is taken from a session of a model without nodes, since only sessions copy options. A
     copy lacks custom operator libraries and execution providers. So the result is None if the model
-    may need such libraries, or the options name providers. It is also None for options that make a
-    session write files.
+    may need such libraries, if the options name providers, or if they make a session write files.
     """
     if options is None:
         return require_onnxruntime().SessionOptions()
@@ -562,7 +562,7 @@ def copy_options(
 def _may_need_custom_operators(model: onnx.ModelProto) -> bool:
     """True if the model uses a domain or operator that neither ONNX Runtime nor the model defines.
 
-    Nodes may use domains that the model does not import: ONNX Runtime imports the domains of
+    A node may use a domain that the model does not import: ONNX Runtime imports the domains of
     registered libraries.
     """
     functions = {(text(function.domain), text(function.name)) for function in model.functions}

@@ -21,10 +21,10 @@ def packed_pairs(
 ) -> dict[str, Pairs]:
     """The pairs for `external_data` by key that lead ONNX Runtime to packed weights, by model id.
 
-    A weight is looked up by name, size and CRC-32, whichever model had it when it was packed. The
-    packed weights of a model are those of the version of ONNX Runtime that will read the pairs, if
-    it is known and has any of them, or else of the last other one. The archive is in a local file.
-    A model without packed weights is left out.
+    A weight is looked up by name, size and CRC-32, whichever model had it when it was packed. A
+    model uses the packed weights of the version of ONNX Runtime that will read the pairs, if this
+    version is known and packed any of them; otherwise those of the last other version. The archive
+    is in a local file. A model without packed weights is left out.
     """
     left = set(models)
     wanted: dict[WeightId, list[tuple[str, str]]] | None = None
@@ -48,7 +48,7 @@ def packed_pairs(
 
 
 def _users(archive: Archive, models: Iterable[str]) -> dict[WeightId, list[tuple[str, str]]]:
-    """For each weight of these models, the ids of those that have it, each with the key there."""
+    """For each weight of these models, the ids of models that have it, each with the key there."""
     users: dict[WeightId, list[tuple[str, str]]] = {}
     for model in models:
         weights = packable(contents_of(archive).models[model], archive.entries)
@@ -70,7 +70,7 @@ def _pairs(
 
 
 def _place(archive: Archive, folder: str, file: str, nbytes: int) -> tuple[int, int] | None:
-    """Offset and size of a packed buffer in the archive; None if it is not as the index says."""
+    """Offset and size of a packed buffer in the archive; None if it does not match the index."""
     name = folder + file
     entry = archive.entries.get(name)
     if entry is not None and entry.nbytes == nbytes:
@@ -83,7 +83,7 @@ def _place(archive: Archive, folder: str, file: str, nbytes: int) -> tuple[int, 
 def _pair_value(key: str, ranges: Iterable[tuple[int, int]]) -> str:
     """The value of a pair in `external_data` that names packed weights.
 
-    They have a key of ONNX Runtime; the ranges are offset and size of each buffer in bytes.
+    It has ONNX Runtime's key of the packed form, and offset and size of each buffer in bytes.
     """
     return "|".join([key, *(f"{offset};{nbytes};0" for offset, nbytes in ranges)])
 

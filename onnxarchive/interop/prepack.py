@@ -1,8 +1,8 @@
-"""Weights that ONNX Runtime has packed, stored in the archive, so that sessions map them.
+"""Weights packed by ONNX Runtime, stored in the archive, so that sessions map them.
 
-ONNX Runtime packs many weights for speed, in memory of each process. It can also write the packed
-weights, and later compare them with what it packs and use the written ones in place. `prepack` lets
-it write them, and stores them as assets; sessions and links then refer to them.
+ONNX Runtime packs many weights for speed, in the memory of each process. It can also write the
+packed weights, and later compare them with its own packing and use the written ones in place.
+`prepack` makes it write them, and stores them as assets; sessions and links then refer to them.
 """
 
 from __future__ import annotations
@@ -70,41 +70,40 @@ def prepack(
 ) -> None:
     """Stores the weights as ONNX Runtime packs them, so that sessions run fast and share memory.
 
-    Afterwards `session` and `session_options` tell ONNX Runtime where the packed weights are, and
-    so does `link` if asked. A session still reads and packs each weight once, compares the result
+    Afterwards `session` and `session_options` (and `link` with `prepack`) tell ONNX Runtime where
+    the packed weights are. A session still reads and packs each weight once, compares the result
     with the archive, and then maps the archive's copy. The archive grows by about the size of its
-    weights; the packed ones are assets below `onnxruntime/prepacked/`, written in one edit.
+    weights; the packed weights are assets below `onnxruntime/prepacked/`, written in one edit.
 
-    Packed weights suit one version of ONNX Runtime and one kind of machine. A second call replaces
-    those of this kind, and keeps others. ONNX Runtime ignores packed weights that do not suit. Not
-    stored are weights that ONNX Runtime changes before it packs them, such as a transposed one.
-    Errors of `onnxarchive.open` pass.
+    Packed weights fit one version of ONNX Runtime and one kind of machine; ONNX Runtime ignores
+    packed weights that do not fit. A second call replaces those of this kind, and keeps others.
+    Weights that ONNX Runtime transposes or otherwise changes first are not stored.
 
-    A packed weight is found by name, size and CRC-32 of the weight, in whichever model. Edits leave
-    packed weights as they are, also those of weights that are gone.
+    A packed weight is found by name, size and CRC-32 of the weight, in any model. Edits do not
+    change or remove packed weights, even if their weight is removed.
 
     Args:
-        path: The archive, a local file. Its directory needs room for three times the weights
-            meanwhile, or without /proc, if others may write there, the temporary directory.
+        path: The archive, a local file. Its directory temporarily needs free space for three times
+            the weights; without /proc, if others may write there, the temporary directory needs it.
         model: Id of the only model to pack, such as `"decoder"`; None for all models.
         sess_options: Options of the sessions that will use the weights, such as the level of
-            optimization; they are copied. They cannot be copied for a model that may need custom
-            operators.
-        copy: Whether to write a new file at `path`, as for `onnxarchive.edit`.
+            optimization; they are copied. ONNX Runtime cannot copy them for a model that may need
+            custom operators.
+        copy: Whether to write a new file at `path`, as in `onnxarchive.edit`.
         timeout: Seconds to wait for the archive's lock; None waits without limit.
-        progress: Called with the bytes written and the bytes in all, after ONNX Runtime has packed
-            the weights; True shows a bar.
+        progress: As in `onnxarchive.save`, after ONNX Runtime has packed the weights.
 
     Raises:
-        UnsupportedFeatureError: ONNX Runtime is older than 1.32, which is the first that compares
-            packed weights with its own; or it cannot load a model, or copy `sess_options`; or the
-            archive is not a local file.
-        ArchiveError: The archive was edited while ONNX Runtime packed its weights.
+        UnsupportedFeatureError: ONNX Runtime is older than 1.32, the first version that compares
+            packed weights with its own; ONNX Runtime cannot load a model or copy `sess_options`; or
+            the archive is not a local file.
+        ArchiveError: The archive cannot be opened (see `onnxarchive.open`), or was edited while
+            ONNX Runtime packed its weights.
         LockedError: The archive stayed locked until `timeout`.
         ValueError: `path` is a symbolic link or has several hard links, and `copy` is false.
         ImportError: ONNX Runtime is not installed.
-        OSError: The archive cannot be written, the disk has too little space, or (without /proc)
-            other users could rename a new directory in either place.
+        OSError: The archive cannot be read or written, the disk has too little space, or (without
+            /proc) other users could rename a new directory in either place.
 
     Example:
         onnxarchive.prepack("model.onnxa")
@@ -152,9 +151,9 @@ def _store(
     buffers: _Buffers,
     others: Mapping[str, Collection[WeightId]],
 ) -> None:
-    """Replaces the packed weights of this kind, except those of the models that were not packed.
+    """Replaces the packed weights of this kind, except for models that were not packed.
 
-    `others` are the weights of these models.
+    `others` are the weights of those models.
     """
     assets, folder = changes.assets, new.folder.removeprefix(ASSET_PREFIX)
     entry = changes.entries.get(new.folder + INDEX)
@@ -186,7 +185,7 @@ def _store(
 def _packed_before(
     old: PackedSet, models: Mapping[str, Collection[WeightId]]
 ) -> dict[str, dict[str, PackedWeight]]:
-    """Those weights of models that a set has, by the present ids of the models."""
+    """The weights in a set that these models have, by the present ids of the models."""
     forms = old.forms()
     packed: dict[str, dict[str, PackedWeight]] = {}
     for identifier, weights in models.items():
@@ -201,10 +200,10 @@ def _packed_before(
 def _pack(
     archive: Archive, stem: str, sess_options: ort.SessionOptions | None, buffers: _Buffers
 ) -> tuple[dict[str, PackedWeight], tuple[str, ...]]:
-    """Lets ONNX Runtime pack the weights of a model; returns these by name, and names of others.
+    """Makes ONNX Runtime pack the weights of a model; returns them by name, and names of others.
 
-    It writes to files whose paths begin with `stem`; `buffers` receives views of what was written.
-    Weights that it changes before it packs them have other names there, and are left out.
+    It writes to files whose paths begin with `stem`; `buffers` receives views of the written bytes.
+    Weights that it changes before packing have other names in the written model, and are left out.
     """
     found = packable(contents_of(archive).models[archive.model_id], archive.entries).values()
     weights = {name: (nbytes, crc32) for name, nbytes, crc32 in found}
@@ -246,7 +245,7 @@ def _pack(
 
 
 def _write_packed(archive: Archive, stem: str, sess_options: ort.SessionOptions | None) -> None:
-    """Lets ONNX Runtime write a model with packed weights, to `stem` with `.onnx` and `.data`."""
+    """Makes ONNX Runtime write a model with packed weights, to `stem` with `.onnx` and `.data`."""
     with contextlib.ExitStack() as files:
         inputs = SessionInputs(archive, None, sess_options, True, {}, files, uses_packed=False)
     options = inputs.own_options()

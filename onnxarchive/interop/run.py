@@ -299,8 +299,9 @@ def make_inputs(
 ) -> tuple[dict[str, Input], dict[str, int]]:
     """Checks the given inputs and makes random arrays for the other inputs.
 
-    `dims` gives sizes of open dimensions by the names in `Port.dims`; those of given inputs apply
-    to all inputs. Returned are the inputs, and the open dimensions that have no such size but 1.
+    `dims` gives sizes of open dimensions by the names in `Port.dims`. Sizes found in given inputs
+    apply to all inputs; any other open dimension has the size 1. Returns the inputs, and the open
+    dimensions whose size was assumed.
     """
     by_name = {port.name: port for port in ports}
     open_dims = {dim for port in ports for dim in port.dims if isinstance(dim, str)}

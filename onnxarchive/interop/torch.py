@@ -91,7 +91,7 @@ def tensors(archive: Archive, *, copy: bool = False) -> Mapping[str, torch.Tenso
         copy: As in `tensor`.
 
     Returns:
-        The tensors by name.
+        The tensors by name; errors of a lookup are those of `tensor`.
 
     Example:
         with onnxarchive.open("model.onnxa") as archive:
@@ -111,7 +111,8 @@ class _TorchTensors(NamedMapping["torch.Tensor"]):
 def from_numpy(array: NDArray[Any], *, copy: bool = False) -> torch.Tensor:
     """Converts an array, such as the result of `archive.tensor_by_key`, to a PyTorch tensor.
 
-    Unlike `torch.from_numpy`, accepts read-only arrays without a warning, and types of ml_dtypes.
+    Unlike `torch.from_numpy`, it accepts types of ml_dtypes, and read-only arrays without a
+    warning.
 
     Args:
         array: The array. The tensor keeps the array alive.

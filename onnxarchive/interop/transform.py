@@ -2,8 +2,8 @@
 
 Such functions are `onnxsim.simplify`, `onnxoptimizer.optimize`, `onnxslim.slim` and
 `onnx.version_converter.convert_version`, and converters that change weights. If a model is too
-large for protobuf, or for the memory, the weights can be hidden from a function that changes the
-graph alone; they are then copied from archive to archive.
+large for protobuf, or for the memory, the weights can be hidden from a function that changes only
+the graph; they are then copied from archive to archive.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ def transform(
     - `"loaded"`: for all functions. The model is complete and in memory, so model and weights must
       be below 2 GiB, the limit of protobuf. This is the default.
     - `"hidden"`: for functions that change the graph. Large initializers become inputs of the
-      graph, so the function cannot read, fold or merge them, and memory stays small. Afterwards
-      the inputs that are still used become initializers again, copied from the archive. A function
-      may replace such an input by a new initializer. A function that computes new weights (folds
-      a batch normalization, changes a data type) skips hidden weights, or its result is refused;
-      quantizers and converters to float16 need `"loaded"`. A warning is raised if the function
-      changed nothing, or tried to convert hidden weights; the latter is refused if `destination`
+      graph, so the function cannot read, fold or merge them, and memory stays small. Afterwards the
+      inputs that are still used become initializers again, copied from the archive. A function may
+      replace such an input by a new initializer. A function that computes new weights (folds a
+      batch normalization, changes a data type) skips hidden weights, or its result is refused;
+      quantizers and converters to float16 need `"loaded"`. A warning is issued if the function
+      changed nothing, or tried to convert hidden weights; the latter is an error if `destination`
       is `path`.
     - `"external"`: for functions that support external data. The model is `Archive.model`; its
       large tensors have keys as location. The function may rename, remove, move and copy large
@@ -78,11 +78,11 @@ def transform(
       large tensors as empty, and damage the model: onnxoptimizer merges all large tensors of the
       same shape.
 
-    Never hidden are: tensors that shape inference needs, tensors other than initializers,
-    initializers that are outputs of a subgraph, and initializers whose name is empty, not UTF-8 or
-    not unique. In the main graph, a name must be unique among the initializers; in a subgraph,
-    among the values of all graphs. Hidden initializers of subgraphs become initializers of the main
-    graph.
+    These tensors are never hidden: tensors that shape inference needs, tensors other than
+    initializers, initializers that are outputs of a subgraph, and initializers whose name is empty,
+    not UTF-8 or not unique. In the main graph, a name must be unique among the initializers; in a
+    subgraph, among the values of all graphs. Hidden initializers of subgraphs become initializers
+    of the main graph.
 
     Args:
         path: The archive.
@@ -90,19 +90,14 @@ def transform(
         function: Takes a ModelProto, and returns a ModelProto or a tuple of a ModelProto and a
             boolean, False if the model is invalid. Bind options with `functools.partial`.
         model: Id of the model, such as `"decoder"`; None for the default one.
-        weights: How the function sees large tensors; see above. None means `"loaded"`, for a model
-            that takes less than 2 GiB with its weights; for others, choose.
-        size_threshold: Initializers of this many bytes or more are stored outside the model. None
-            means a threshold that moves no tensor of the archive out of a model, and as few as
-            possible into models; usually 1024.
-        alignment: The data of every entry begins at a multiple of this many bytes; None for the
-            alignment of the archive.
-        convert_attribute: Whether all tensors of `size_threshold` bytes or more are stored outside
-            the model, not only initializers. None means True if a tensor other than an initializer
-            is already stored outside a model of the archive, else False.
-        assets: Assets to store, by relative path: the bytes of an asset, or the path of a file.
-            They replace assets of the archive that have the same path.
-        progress: Called with the bytes done and the bytes in all; True shows a bar.
+        weights: How the function sees large tensors; see above. None means `"loaded"`, and is
+            refused for a model that takes 2 GiB or more with its weights: choose one of the others.
+        size_threshold: As in `save`. None means as in `edit` with `compact`; usually 1024.
+        alignment: As in `save`; None for the alignment of the archive.
+        convert_attribute: As in `save`. None means True if a model of the archive has an external
+            tensor that is not an initializer, else False.
+        assets: As in `save`. They replace assets of the archive that have the same path.
+        progress: As in `save`.
 
     Raises:
         ArchiveFormatError: `path` breaks a rule, or the function's result is refused. The function
@@ -147,7 +142,7 @@ def transform(
 
 
 def _view_of_weights(archive: Archive, weights: Weights | None) -> Weights:
-    """How a function sees the weights; refuses what protobuf cannot hold.
+    """How a function sees the weights; refuses models that protobuf cannot hold.
 
     Raises:
         ValueError: The caller has to choose.
@@ -226,9 +221,9 @@ def _name(function: Function) -> str:
 
 
 def _hide_weights(archive: Archive) -> tuple[onnx.ModelProto, dict[str, onnx.TensorProto]]:
-    """A copy of the model with inputs instead of its large initializers, and these by name.
+    """A copy of the model with inputs instead of large initializers; and these by name.
 
-    The doc_string of such an input holds the name of its weight, so that it may be renamed.
+    The doc_string of such an input holds the name of its weight, so that the input may be renamed.
     """
     # The only external tensors of this model are the weights to hide.
     model = with_external_data(archive, None, _is_hidable(archive.model))
@@ -255,7 +250,7 @@ def _require_no_conversion(
     *,
     is_in_place: bool,
 ) -> None:
-    """Warns if a function did nothing, or not what it is for, since the weights were hidden.
+    """Warns if a function did nothing, or failed to convert weights, since they were hidden.
 
     Raises:
         ArchiveFormatError: The function tried to convert weights, and the result would replace the
@@ -279,7 +274,7 @@ def _require_no_conversion(
 def _wish_for_weights(
     hidden: Mapping[str, onnx.TensorProto], before: onnx.ModelProto, returned: onnx.ModelProto
 ) -> str | None:
-    """What shows that a function wanted to convert weights that were hidden; None if nothing."""
+    """Evidence that a function wanted to convert hidden weights; None without evidence."""
     added = _converted_weights(hidden, returned) - _converted_weights(hidden, before)
     if added:
         operator, weight = min(added)
@@ -358,7 +353,7 @@ def _restore_weights(
 
 
 def _is_hidable(model: onnx.ModelProto) -> StaysOutside:
-    """Says of an initializer whether an input of the main graph can replace it."""
+    """True if an input of the main graph can replace an initializer."""
     everywhere = Counter(name for graph in _graphs(model) for name in _defined_names(graph))
     # Here, an input of the main graph may have the same name.
     main = Counter(_initializer_names(model.graph))
