@@ -144,6 +144,8 @@ def _entry_pieces(archive: Archive, name: str) -> Iterator[bytes]:
     next(iter(contents_of(archive).file.pieces(entry.header_offset, 0)), None)
     contents_of(archive).require_header(name)
     end = entry.data_offset + entry.nbytes
+    # Not `Contents.pieces`, which raises a ChecksumError: damaged bytes are a difference to report.
+    # And `diff` compares two lists of pieces one by one, so pieces must have equal sizes.
     for offset in range(entry.data_offset, end, _PIECE_SIZE):
         nbytes = min(_PIECE_SIZE, end - offset)
         piece = contents_of(archive).file.read(offset, nbytes)

@@ -212,7 +212,9 @@ def _replaced(contents: Contents, models: _Models, uses: Counter[str]) -> dict[s
     or shape than in other models (DATA-8), gets an entry of its own, and `uses` is updated.
     """
     replaced: dict[str, Item] = {}
-    kinds: dict[str, object] = {}  # of shared entries, by key
+    # Type and dims of shared entries by key. Models that keep their tensors come first: they cannot
+    # get other entries.
+    kinds: dict[str, object] = {}
     if len(uses) < uses.total():  # models share entries
         for model in models.values():
             if not model.has_other_tensors:

@@ -75,6 +75,8 @@ class ModelComparison:
         keys: set[str] = set()
         for ref in refs:
             key = self._key(ref)
+            # A key that occurs twice, as in a copy of an initializer, stays with the first tensor:
+            # the tensors of one model need different entries (DATA-3).
             if key is None or key in keys:
                 self.others.append(ref)
             else:

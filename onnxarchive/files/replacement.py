@@ -51,8 +51,8 @@ class Replacement(Closing):
     locked while it is written, unlike the leftover of a killed process.
 
     Attributes:
-        file: Writer of the new file.
-        written: The new file.
+        file: The new file.
+        writer: Writes the new file from its beginning to its end.
         is_resumable: True if `close` leaves the new file, unless it is empty, and a later
             replacement of the target continues it.
     """
@@ -134,6 +134,7 @@ class Replacement(Closing):
         The file has no permissions for others, who could stop downloads by locking it. On a file
         system without locks, where downloads cannot take turns, it is not resumed.
         """
+        # The permissions of a usual new file, as the umask and the directory give them.
         probe = TemporaryFile(self._target)
         self._new_mode = stat.S_IMODE(probe.file.status().st_mode)
         probe.remove()

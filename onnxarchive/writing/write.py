@@ -205,10 +205,9 @@ def _fetch_one(item: Item, data: Data, copied_size: int, spool: Spool) -> Fetche
     """Computes the CRC-32 unless it is known.
 
     Data of more than `copied_size` bytes without a CRC-32 is read twice, on purpose: here, to
-    compute the CRC-32, and then by the writer. The CRC-32 stands before the data, and the target
-    may be a pipe; where a file could be changed afterwards, that gains nothing. If the data may
-    have changed in between, the writer compares the CRC-32. If the data is remote, it is first
-    copied to a temporary file.
+    compute the CRC-32, and then by the writer. The local header with the CRC-32 comes before the
+    data, and the target may be a pipe. If the data may have changed in between, the writer compares
+    the CRC-32. Remote data is first copied to a temporary file.
     """
     nbytes = item.data.nbytes
     is_known = data.crc32 is not None or item.crc32 is not None
@@ -224,6 +223,7 @@ def _fetch_one(item: Item, data: Data, copied_size: int, spool: Spool) -> Fetche
             f"{item.ref or item.name}: expected {nbytes} bytes, as its shape and data type need, "
             f"found {checksum.nbytes}"
         )
+    # The writer compares bytes that may have changed since.
     return nbytes, checksum.value, data.pieces(), data.is_constant
 
 

@@ -141,6 +141,8 @@ class EntryLayout(NamedTuple):
             size,
             len(name),
         )
+        # Packed by hand: with a `LocalHeader` and a `DirectoryRecord` for each of many small
+        # entries, it would take half as long again.
         local = LocalHeader.STRUCT.pack(LocalHeader.SIGNATURE, *shared, len(local_extra))
         record = DirectoryRecord.STRUCT.pack(
             DirectoryRecord.SIGNATURE,
