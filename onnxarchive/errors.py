@@ -142,7 +142,7 @@ class ModelNotFoundError(ArchiveError, KeyError):
 class TensorNotFoundError(ArchiveError, KeyError):
     """No tensor, entry or asset has the requested name, or several tensors have it.
 
-    Its text ends with the name that is nearest to the requested one, if one is near.
+    The message ends with the most similar name, if there is one.
 
     Example:
         with onnxarchive.open("model.onnxa") as archive:
@@ -208,12 +208,12 @@ class UnfinishedEditError(ArchiveError):
 class AttributesWarning(UserWarning):
     """A file that is replaced loses its owner, permissions, access control list or attributes.
 
-    A new file gets owner and permissions of the old one if the system allows it, and never more
-    permissions. Access control lists and extended attributes are not copied; without its list, the
-    file is its owner's alone.
+    The new file gets owner and permissions of the old one if the system allows it, and never more
+    permissions. Access control lists and extended attributes are not copied. If the old file has an
+    access control list, only the owner can access the new file.
 
     The warning is issued before the file is replaced: if a filter turns the warning into an error,
-    the file stays unchanged.
+    the file is unchanged.
 
     Example:
         warnings.simplefilter("error", onnxarchive.AttributesWarning)
@@ -221,9 +221,9 @@ class AttributesWarning(UserWarning):
 
 
 def did_you_mean(name: object, names: Sequence[str]) -> str:
-    """The question for the one of many names that is nearest to a name, to end a message with.
+    """A question with the name most similar to a given name, for the end of a message.
 
-    It is empty if no name is near, or if there are more names than can be compared in a moment.
+    It is empty if no name is similar, or if there are too many names to compare them quickly.
     """
     if not isinstance(name, str) or len(names) > _MAX_COMPARED:
         return ""
@@ -234,7 +234,7 @@ def did_you_mean(name: object, names: Sequence[str]) -> str:
 
 
 def without_traceback(error: _Error) -> _Error:
-    """The error, which a `@contextmanager` catches to raise another one, without its traceback.
+    """The error without its traceback, for a `@contextmanager` that raises another error from it.
 
     On Python 3.12 and newer, the error would be in a reference cycle (error, traceback, frame of
     the context manager, frame of its caller), which would keep the frames' files mapped until the
@@ -244,7 +244,7 @@ def without_traceback(error: _Error) -> _Error:
 
 
 def describe_error(error: object) -> str:
-    """The message of an error; of an `OSError` the file and the fault, without the number."""
+    """The message of an error; for an `OSError`, the file and the fault, without the number."""
     if isinstance(error, MemoryError):
         return f"out of memory: {error}" if str(error) else "out of memory"
     if not isinstance(error, OSError) or error.strerror is None:

@@ -53,7 +53,8 @@ class Change:
         before_type: Type and shape of an input, output, value or tensor in the first archive, as
             `diff --json` prints them (see the guide); None for other changes. It is not compared.
         after_type: The same in the other archive.
-        values: How far the elements of a tensor differ, if `diff` was to compare them; else None.
+        values: How far the elements of a tensor differ, if `diff` was called with `values`; else
+            None.
 
     Example:
         for change in onnxarchive.diff("model.onnxa", "other.onnxa").sections["tensors"]:

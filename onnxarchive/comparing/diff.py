@@ -1,7 +1,7 @@
 """Differences of two archives or models: graph, tensors, assets, and the models' other fields.
 
 Tensors and assets are compared by size and CRC-32; with `full`, also by bytes. Models are compared
-as copies, in which each tensor except string tensors has its size and CRC-32 in place of data and
+as copies. In a copy, each tensor except string tensors has its size and CRC-32 instead of data and
 location. So keys are not compared.
 """
 
@@ -59,7 +59,7 @@ class Difference:
             `"metadata"`, `"functions"` and `"training"` of the model; `"fields"`, other fields of
             graph and model. If all models were compared, `"models"` lists models that only one
             archive has, `"assets"` lists changed assets (if both are archives), and the sections of
-            further models begin with the id: `"decoder/nodes"`. Additions come last, except in
+            further models begin with the id: `"decoder/nodes"`. Additions are last, except in
             `"fields"`. A change within a node, such as in a tensor of a subgraph, is a change of
             the node.
 
@@ -89,7 +89,7 @@ def diff(
     progress: Progress | None = None,
     **access: Unpack[Access],
 ) -> Difference:
-    """Compares the models, weights and assets of two archives, or of what `convert` takes.
+    """Compares the models, weights and assets of two archives, or of sources of `convert`.
 
     Unless `full` is True, no weight of an archive is read: large tensors are compared by size and
     by the CRC-32 in the central directory. Another source, such as a `.onnx` with external data, is
@@ -103,13 +103,13 @@ def diff(
         other: Another one.
         model: Id of the only model to compare, such as `"decoder"`; `""` for the default one. None
             compares all models by id, and the assets.
-        full: Whether to compare the bytes of both archives, too. `diff` verifies the CRC-32s of
+        full: Whether to also compare the bytes of both archives. `diff` verifies the CRC-32s of
             models; `Archive.verify` verifies all data.
         values: Whether to read the tensors that differ and have the same shape, and to say in
             `Change.values` by how much. Initializers of main graphs are compared, in pieces.
         stack_traces: Whether to compare the stack traces that exporters store in nodes' metadata.
-        progress: If `full`, called with the bytes done and the bytes in all; True shows a bar.
-        access: Options for remote archives; see `onnxarchive.open`.
+        progress: With `full`, as in `onnxarchive.save`.
+        access: Options for remote archives, as in `onnxarchive.open`.
 
     Returns:
         The differences; `is_same` is True if there are none.
@@ -181,7 +181,7 @@ def _with_values(
     ones: Mapping[str, tuple[TensorRef, Digest]],
     others: Mapping[str, tuple[TensorRef, Digest]],
 ) -> Change:
-    """A change of an initializer with that of its values, if the shape is the same."""
+    """A change of an initializer with `values`, if the shape is the same."""
     if change.name not in ones or change.name not in others:
         return change
     (ref, content), (other, other_content) = ones[change.name], others[change.name]
@@ -207,7 +207,7 @@ def _distinct(by_id: DigestsById) -> Collection[Digest]:
 def _compare_bytes(
     contents: Collection[Digest], others: Collection[Digest], progress: Progress | None
 ) -> None:
-    """Compares bytes where size and CRC-32 are equal.
+    """Compares bytes if size and CRC-32 are equal.
 
     All contents of one size and CRC-32 are compared with the first such content. `sha256` is set
     for every content whose bytes differ from those of the first.

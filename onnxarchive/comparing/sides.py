@@ -1,4 +1,4 @@
-"""What `diff` compares: the models of an archive or of another source, and the bytes of tensors."""
+"""The two sides that `diff` compares: models of an archive or another source, and their tensors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Side:
 
 
 def open_side(location: Location, model: str | None, resources: contextlib.ExitStack) -> Side:
-    """Opens an archive, without downloading it into a cache, or what else `convert` takes."""
+    """Opens an archive (without downloading it into a cache) or another source of `convert`."""
     try:
         archive = resources.enter_context(open_location(location, model))
     except ArchiveFormatError as error:
@@ -111,7 +111,7 @@ def _of_sources(sources: Mapping[str, Source], ids: Iterable[str], has_assets: b
 
 
 def _crc32(data: Data) -> int:
-    """The CRC-32 of data; what is unknown is computed from all bytes."""
+    """The CRC-32 of data; computed from all bytes if it is unknown."""
     if data.crc32 is not None:
         return data.crc32
     crc = Crc32()

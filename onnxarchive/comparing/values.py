@@ -18,12 +18,13 @@ _ELEMENTS: Final = 1 << 18  # compared at a time; whole bytes in every data type
 class ValueChange:
     """How far the elements of two tensors of the same shape differ.
 
-    Elements are compared as float64. Two NaNs are equal, and so are 0.0 and -0.0.
+    Elements are compared as float64. Two NaNs are equal; 0.0 and -0.0 are equal.
 
     Attributes:
         elements: Number of elements.
         different: Number of elements that differ.
-        max_absolute: Largest absolute change; infinite if a change is from or to NaN or infinity.
+        max_absolute: Largest absolute change; infinite if an element changed from or to NaN or
+            infinity.
         max_relative: Largest change relative to the first tensor's element; infinite if an element
             was 0.
 

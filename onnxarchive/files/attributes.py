@@ -1,7 +1,7 @@
-"""Keeps owner and permissions when a file is replaced, and warns about what is not kept.
+"""Keeps owner and permissions when a file is replaced, and warns about lost attributes.
 
 The new file never grants more permissions than the old one. Access control lists and extended
-attributes are not copied. What is lost is reported as an `AttributesWarning`.
+attributes are not copied. Every loss is reported as an `AttributesWarning`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ _NO_MODES = (errno.EPERM, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 
 
 def keep(descriptor: int, path: str, target: str, old: os.stat_result) -> None:
-    """Copies owner and permissions of a file to its replacement; warns about what is lost.
+    """Copies owner and permissions of a file to its replacement; warns about lost attributes.
 
-    Another owner gets no execution and no special bits. If the group cannot be kept, group and
-    others get the permissions that both of them had. If either file has an access control list,
-    they get none: the group's bits are then the list's mask, and the list may deny users what
-    others have. The new file, at `path`, grants permissions only to its owner so far.
+    If the owner changes, execution and special bits are not copied. If the group cannot be kept,
+    group and others get the permissions that both of them had. If either file has an access control
+    list, group and others get no permissions: the group's bits are then the list's mask, and the
+    list may deny a user what others are allowed. Until now, the new file at `path` grants
+    permissions only to its owner.
     """
     lost = keep_owner(descriptor, target, old)
     new = os.fstat(descriptor)

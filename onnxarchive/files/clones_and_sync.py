@@ -78,7 +78,7 @@ def shared_block_size(file: MappedFile) -> int:
 
 
 def may_clone(source: MappedFile) -> bool:
-    """False if this system or the device of a file has no clones, as far as is known."""
+    """False if this system or the device of a file is known to have no clones."""
     return hasattr(fcntl, "ioctl") and source.identity[0] not in devices_without_clones
 
 
@@ -98,7 +98,7 @@ def has_clones(source: MappedFile) -> bool:
 
 
 def keeps_names(directory: str) -> bool:
-    """True if Linux says that a directory is append-only: names are made there, and never removed.
+    """True if Linux says that a directory is append-only: names can be added, but never removed.
 
     Other directories that keep names, such as those of mounted buckets, do not say so.
     """
@@ -113,7 +113,7 @@ def keeps_names(directory: str) -> bool:
 
 
 def is_local(file: MappedFile) -> bool:
-    """True if a file lies on a local file system, as far as Linux's table of mounts says so."""
+    """True if a file is on a local file system according to Linux's table of mounts."""
     with contextlib.suppress(OSError):
         about = Path(f"/proc/self/fdinfo/{file.fileno()}").read_text().splitlines()
         mount = next((line.split()[1] for line in about if line.startswith("mnt_id:")), None)
@@ -126,10 +126,10 @@ def is_local(file: MappedFile) -> bool:
 
 
 def require_space(path: str | os.PathLike[str], nbytes: int, directory: str | None = None) -> None:
-    """Refuses to begin to write `nbytes` bytes if the system tells that fewer are free.
+    """Refuses to begin to write `nbytes` bytes if the system says that fewer are free.
 
-    The OSError names `path`: the file or directory to write, or its description. `directory` will
-    contain the file; None for that of `path`.
+    The OSError names `path`: the file or directory to write, or its description. `directory` is the
+    directory of the new file; None for that of `path`.
     """
     try:
         disk = shutil.disk_usage(directory or os.path.dirname(os.path.realpath(path)))
@@ -146,8 +146,8 @@ def require_space(path: str | os.PathLike[str], nbytes: int, directory: str | No
 def sync(file: MappedFile, remedy: str | None = None) -> None:
     """Syncs a file to its device, through the caches of the system and of the drive.
 
-    `remedy` says what to do, in the error for a file system that cannot sync. If it is None, that
-    is no error: nothing can be done there to survive a power failure.
+    `remedy` is the advice in the error for a file system that cannot sync. If it is None, no error
+    is raised: such a file system cannot protect from a power failure.
     """
     full = getattr(fcntl, "F_FULLFSYNC", None)  # macOS, whose fsync stops at the drive's cache
     if full is not None:
@@ -177,6 +177,6 @@ def sync_directory(directory: str) -> None:
 
 
 def close_unwritten(descriptor: int) -> None:
-    """Closes a descriptor through which nothing was written, so that no error can lose anything."""
+    """Closes a descriptor; ignores errors, since nothing was written through it."""
     with contextlib.suppress(OSError):
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Bytes: a `File` is read by position; `Data` is what an entry holds, in pieces; and CRC-32.
+"""Bytes: a `File` is read by position; `Data` is the data of an entry, in pieces; and CRC-32.
 
 `crc32(data, before=0)` continues the CRC-32 `before` with the bytes of `data` (APPNOTE 4.4.7).
 """
@@ -105,7 +105,7 @@ class File(Closing):
 
     @property
     def is_held(self) -> bool:
-        """True if this thread has locked the file for an edit, which is then not to be read."""
+        """True if this thread has locked the file for an edit; then it must not be read."""
         return False
 
     @property
@@ -114,15 +114,15 @@ class File(Closing):
         return False
 
     def has_path(self, path: str) -> bool:
-        """True if a path is that of this local file, even of its replacement, or leads to it."""
+        """True if a path is that of this local file or of its replacement, or leads to it."""
         return False
 
     def opened(self) -> File:
-        """The open file, if this object opens and closes one; it stays open until it is dropped."""
+        """The open file, which stays open until the returned object is dropped."""
         return self
 
     def state(self) -> Hashable:
-        """What differs if the file was written to since an earlier call; None if unknown."""
+        """A value that changes when the file is written to; None if unknown."""
         return None
 
     def present_size(self) -> int | None:
@@ -138,7 +138,7 @@ class File(Closing):
         raise NotImplementedError
 
     def head(self, nbytes: int) -> bytes:
-        """The first `nbytes` bytes, or all if there are fewer; they are compared with nothing."""
+        """The first `nbytes` bytes, or all if there are fewer; no checksum is compared."""
         return self.read(0, min(nbytes, self.size))
 
     def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
@@ -176,7 +176,7 @@ class File(Closing):
 
 
 class Position(NamedTuple):
-    """Where bytes lie. As long as the file object lives, equal positions have equal bytes."""
+    """Position of bytes in a file; equal ones have equal bytes while the file object exists."""
 
     file: File
     offset: int
@@ -202,14 +202,14 @@ class Data(Protocol):
 
     @property
     def position(self) -> Position | None:
-        """Where the bytes lie in a file; None if they lie in no file, or it is unknown."""
+        """Position of the bytes in a file; None if they are not in a file, or it is unknown."""
 
     @property
     def is_constant(self) -> bool:
-        """True if the bytes cannot change: they are in memory that nobody can write."""
+        """True if the bytes cannot change: they are in memory that nobody can write to."""
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yields views of successive pieces, each of at most `PIECE_SIZE` bytes, each time anew.
+        """Yields views of successive pieces, each of at most `PIECE_SIZE` bytes; can be repeated.
 
         Raises:
             ChecksumError: The bytes do not have the CRC-32 `crc32`.
@@ -218,10 +218,10 @@ class Data(Protocol):
         """
 
     def view(self) -> memoryview:
-        """All bytes as one view: of memory or a map, or else of a copy; for errors see `pieces`."""
+        """All bytes as one view of memory or a map, else of a copy; for errors see `pieces`."""
 
     def fetch(self, most_copied: int, spool: Spool) -> Data:
-        """The same bytes, so that reading them twice costs no more than reading and making them.
+        """The same bytes, prepared for being read twice at the cost of reading them once.
 
         Up to `most_copied` bytes that could change are copied into memory. More bytes of a remote
         file are copied to a temporary file by `spool`, unless their CRC-32 is known.
@@ -277,7 +277,7 @@ class Range:
 
     @property
     def crc32(self) -> int | None:
-        """That of the file, for all of its bytes."""
+        """The file's CRC-32, if the range has all of its bytes."""
         return self.file.crc32 if self.nbytes == self.file.size else None
 
     @property
@@ -335,10 +335,10 @@ class Made:
 
     Attributes:
         nbytes: Its size in bytes, before it is made; of a tensor, as shape and data type need.
-        make: Makes the data; called in any thread, or repeatedly. A copy in memory holds only this
-            data: the writer frees the copy after writing it.
-        index: The argument of `make` that says which of several data it makes; None for no
-            argument. A number takes less memory than a function for each.
+        make: Makes the data; called in any thread, or repeatedly. If the result is a copy in
+            memory, it holds only this data: the writer frees the copy after writing it.
+        index: The argument of `make`, which selects one of several data; None for no argument. A
+            number takes less memory than a function for each.
     """
 
     crc32: ClassVar[None] = None
@@ -366,7 +366,7 @@ class Made:
 
 @dataclass(slots=True, eq=False)
 class Streamed:
-    """Data that is made in pieces, while it is read.
+    """Data that is made in pieces while it is read.
 
     Attributes:
         nbytes: Its size in bytes.
@@ -398,9 +398,9 @@ def copy_of(data: Data) -> Bytes:
 
 
 def read_together(parts: Iterable[Data]) -> list[Data]:
-    """Copies ranges of local files into memory, in order; other data is given as it is.
+    """Copies ranges of local files into memory, in order; returns other data unchanged.
 
-    Of successive ranges of one file that are at least half of the span from the first to the last,
+    If successive ranges of one file make up at least half of the span from the first to the last,
     one read takes the complete span; otherwise each range is read by itself.
     """
     read: list[Data] = []
@@ -423,7 +423,7 @@ def read_together(parts: Iterable[Data]) -> list[Data]:
 
 
 def _local_file(data: Data) -> File | None:
-    """The local file of data that is compared with no CRC-32; else None."""
+    """The local file of data that has no CRC-32 to compare; else None."""
     if data.position is None or data.crc32 is not None or data.position.file.is_remote:
         return None
     return data.position.file
@@ -469,7 +469,7 @@ def difference(expected: tuple[int, int], found: tuple[int, int]) -> str | None:
 
     Args:
         expected: The size in bytes, and the CRC-32.
-        found: Those of the bytes; the CRC-32 does not matter if the size is another one.
+        found: Size and CRC-32 of the bytes; the CRC-32 is ignored if the size differs.
     """
     if found == expected:
         return None

@@ -1,4 +1,4 @@
-"""Files of this machine from which data is read, of which few are open; and spooled bytes."""
+"""Local files from which data is read, of which few are open; and spooled bytes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _Key = TypeVar("_Key")
 class DataFiles(Closing):
     """Opens files by path, of which at most 32 are open at a time.
 
-    A file is judged when it is opened: it must be regular, and beneath a directory if one is given.
-    What was judged is read, whatever gets its path later. A file that had to be closed for others
-    is opened again when it is read, and judged again; it must be the same file, with the same size
-    and time.
+    A file is checked when it is opened: it must be regular, and beneath a directory if one is
+    given. The checked file is read, even if another file gets its path later. A file that had to be
+    closed for others is opened and checked again when it is read; it must be the same file, with
+    the same size and time.
     """
 
     def __init__(self, *, keeps_open: bool = True) -> None:
@@ -98,7 +98,7 @@ class DataFiles(Closing):
 
 
 class DataFile(File):
-    """A file of this machine that may be closed between two reads; see `DataFiles`.
+    """A local file that may be closed between two reads; see `DataFiles`.
 
     Attributes:
         path_in_root: The path by which it is opened.
@@ -167,7 +167,7 @@ class DataFile(File):
 
 
 def _most_open() -> int:
-    """The number of files that a `DataFiles` keeps open, in a process that may have few."""
+    """The number of files that a `DataFiles` keeps open, limited in a process that may have few."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,14 +1,16 @@
-"""Hidden files beside a target: their names, and what killed processes have left of them.
+"""Hidden files beside a target: their names, and files left by killed processes.
 
 A temporary file of the target `NAME` has the name `.NAME.onnxarchive-N.tmp`, with the lowest free
-number. The name is the mark of this library, since the first block of a file may not have reached
-the disk. A process keeps its temporary files locked. An unlocked one was left by a killed process:
+number. Only the name shows that a file is this library's, since the first block of a file may not
+have reached the disk. A process keeps its temporary files locked. An unlocked one was left by a
+killed process:
 
-- A writer removes one that has the name it needs, if the file belongs to the same user and lies on
-  a local file system. Elsewhere, other machines may not see the lock of its process.
-- `remove_abandoned` removes all of a target, wherever they can be locked.
+- A writer removes one that has the name it needs, if the file belongs to the same user and is on a
+  local file system. On other file systems, other machines may not see the lock of its process.
+- `remove_abandoned` removes all temporary files of a target, wherever they can be locked.
 
-A process that has just made a file may find it removed before it has locked it, and makes another.
+A process may find a file that it has just made removed before it has locked it; then it makes
+another.
 """
 
 from __future__ import annotations
@@ -120,7 +122,7 @@ class TemporaryFile(OfOneProcess):
     def remove(self) -> None:
         """Removes the file, if it is there, and closes it; a file that cannot be removed stays.
 
-        Where names cannot be removed, the error that ended the work is the one to be told.
+        It raises no error, so that the error that ended the work is reported.
         """
         if not (self.is_to_be_removed and self.is_own):
             return
@@ -136,7 +138,7 @@ class TemporaryFile(OfOneProcess):
         self.is_to_be_removed = False  # after an interrupt, `__del__` tries again
 
     def _has_name(self) -> bool:
-        """False if the path is free, or another program gave it to another file."""
+        """False if nothing has the path, or another program gave it to another file."""
         try:
             status = os.lstat(self.path)
         except FileNotFoundError:
@@ -152,8 +154,8 @@ class TemporaryFile(OfOneProcess):
 class TemporaryDirectory(OfOneProcess):
     """A new directory beside a target, removed with this object unless it was renamed.
 
-    The path is registered for removal before creation, so no interrupt leaves a directory there.
-    Since no writer removes what another one has left, no process uses a name twice.
+    The path is registered for removal before creation, so no interrupt leaves a directory there. A
+    writer does not remove directories that others have left, so no process uses a name twice.
 
     Attributes:
         path: Path of the new directory.

@@ -77,15 +77,15 @@ _in_use: WeakKeyDictionary[_Descriptor | mmap.mmap, tuple[int, int]] = WeakKeyDi
 class MappedFile(File, OfOneProcess):
     """A regular file, read, mapped, locked and written through one descriptor.
 
-    A fork of the process that opened it cannot write it, but gets an ArchiveError. An OSError names
-    the file.
+    A fork of the process that opened it cannot write to it, but gets an ArchiveError. An OSError
+    names the file.
 
     Attributes:
         path: The path of the file as given.
         absolute_path: The absolute path, independent of the working directory.
         size: The size in bytes at the time of opening or locking.
         identity: Device and inode, unique while the file is open.
-        lock_failure: Why the file was not locked by the last `locked` for reading; None if it was.
+        lock_failure: Why the last `locked` for reading did not lock the file; None if it did.
     """
 
     identity: tuple[int, int]
@@ -171,8 +171,8 @@ class MappedFile(File, OfOneProcess):
             timeout: Maximum seconds to wait; None waits without limit.
 
         Raises:
-            LockedError: The file remained locked for somebody who needs it exclusively, or this
-                thread has locked it.
+            LockedError: The file stayed locked by somebody who needs it exclusively, or this thread
+                has locked it.
             OSError: The file system has no exclusive locks, or (NFS) the file is not open for
                 writing.
         """
@@ -291,7 +291,7 @@ class MappedFile(File, OfOneProcess):
             raise
 
     def avoid_maps(self) -> None:
-        """Lets `view` give copies; only of more than 2 GiB it still gives a view of a map."""
+        """Makes `view` return copies; only for more than 2 GiB it still returns a view of a map."""
         self._is_refused = True
 
     @property
@@ -394,8 +394,8 @@ class MappedFile(File, OfOneProcess):
     def release(self) -> None:
         """Closes the file and ends its lock at once, although a block of `locked` still runs.
 
-        Until that block ends, the descriptor is one of the null device: else the block might
-        unlock another file, which has got the same number.
+        Until that block ends, the descriptor is one of the null device. Otherwise the block might
+        unlock another file that got the same number.
         """
         descriptor = self._require_open()
         locking.unlock(descriptor.number)
@@ -468,8 +468,8 @@ def locked_file(
 def replace_file(source: str, target: str, unlocked: os.stat_result | None) -> None:
     """Renames a file over another one, or to a new name.
 
-    On Windows, this fails while anybody has one of the files open, as virus scanners and indexers
-    have each new file for a moment. So it is tried for a second.
+    On Windows, this fails while a program has one of the files open, and virus scanners and
+    indexers open each new file for a moment. So it is tried for a second.
 
     Args:
         source: The file.
@@ -501,10 +501,10 @@ def _version(status: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def require_unused(file: MappedFile) -> None:
-    """On Windows, refuses to replace or shorten a locked file that is open elsewhere, too.
+    """On Windows, refuses to replace or shorten a locked file that is also open elsewhere.
 
-    Other processes are unknown. Other threads are waited for, since they may have opened the file
-    only to see that it is locked.
+    Other processes are unknown. The call waits for other threads, since they may have opened the
+    file only to see that it is locked.
 
     Raises:
         LockedError: This process has the file open or mapped.

@@ -2,17 +2,17 @@
 
 On Linux, a lock is one of an open file description (`F_OFD_SETLK`) on one byte far beyond the end
 of the file; on Windows, a lock of the same byte; elsewhere, `flock`. The system releases a lock
-when the process ends, even if it is killed. A lock belongs to the open file, so forks and copies
-of a descriptor share it.
+when the process ends, even if it is killed. A lock belongs to the open file, so forks and copies of
+a descriptor share it.
 
 What one process can do to another:
 
-- A lock that excludes readers needs a file that is open for writing. So who may only read a file
-  cannot stop its readers. With `flock` they can, and on all systems those who may write can; so
-  readers wait for a limited time, and then read without the lock (see `shared`).
+- A lock that excludes readers needs a file that is open for writing. So a user who may only read a
+  file cannot stop its readers. With `flock` such a user can, and on all systems a user who may
+  write can; so readers wait for a limited time, and then read without the lock (see `shared`).
 - A reader's lock makes editors wait; if it outlasts their timeout, they fail.
-- An editor that may not write the file, since it replaces the file by a new one, takes the lock of
-  a reader, which excludes editors in place, and `flock`, which excludes others of its kind.
+- An editor that may not write to the file replaces the file by a new one. It takes the lock of a
+  reader, which excludes editors in place, and `flock`, which excludes others of its kind.
 
 Locks of `lockf` and `fcntl` on the whole file exclude these locks and are excluded by them; locks
 of `flock` alone do neither on Linux's local file systems.
@@ -100,9 +100,9 @@ def shared(
 ) -> Iterator[LockedError | OSError | None]:
     """Holds a lock that is shared by readers and excludes editors; or runs the block without it.
 
-    A reader goes on without the lock if the file remains locked, or if the system cannot lock it,
-    whatever the error: the lock is only advice, and nobody may stop readers with it. So the caller
-    has to find out whether the file was edited during the block.
+    If the file stays locked, or if the system cannot lock it for any reason, a reader continues
+    without the lock: it is only advice, and nobody may stop readers with it. So the caller has to
+    find out whether the file was edited during the block.
 
     On Windows, the lock also excludes other readers.
 

@@ -1,9 +1,9 @@
-"""New directories, made where others may write, too: complete or absent, or temporary.
+"""New directories in places where others may write: complete or absent, or temporary.
 
-Whoever may write beside a new directory can rename it, and put a link or another directory in its
-place. So it is opened at once and from then on known by its descriptor, through which its files are
-made, synced and removed. Until it is complete, only this user may write in it. Its name is used to
-rename and to remove it, and only while the name is that of this directory.
+A user who may write beside a new directory can rename it, and put a link or another directory in
+its place. So it is opened at once. From then on it is used by its descriptor, through which its
+files are made, synced and removed. Until it is complete, only this user may write in it. Its name
+is used only to rename and to remove it, and only while the name still leads to this directory.
 
 Systems without descriptors of directories (Windows) use the path.
 """
@@ -53,7 +53,7 @@ CONTENT = "new"  # beside which the content of a directory that exists is writte
 
 
 class NewDirectory(OfOneProcess):
-    """A directory that this process makes and fills, whatever happens to its name meanwhile.
+    """A directory that this process makes and fills, even if its name changes meanwhile.
 
     It is locked, unlike the leftover of a killed process.
 
@@ -117,10 +117,11 @@ class NewDirectory(OfOneProcess):
         return path if self._parent is None else os.path.basename(path)
 
     def _begin(self, descriptor: int) -> None:
-        """Refuses an opened directory that is not the new one; else only this user may write in it.
+        """Refuses an opened directory that is not the new one; lets only this user write in it.
 
-        If others could, they could move a directory of this user there, to have it removed. Where
-        they could, they may not enter it, either: the folders in it have the same permissions.
+        If others could write in it, they could move a directory of this user there, to have it
+        removed. If its permissions let others write, they may not enter it, either: the folders in
+        it have the same permissions.
         """
         status = os.fstat(descriptor)
         is_new = not os.listdir(descriptor) and _is_of_this_user(descriptor, status)
@@ -183,7 +184,7 @@ class NewDirectory(OfOneProcess):
     def sync(self) -> None:
         """Syncs all files, then the folders, inner ones first, and then the directory.
 
-        Many files are synced faster together, so it is done when all are written, and in threads.
+        Syncing many files together is faster, so it is done after all are written, in threads.
 
         Raises:
             OSError: A file cannot be written to its device.
@@ -219,10 +220,10 @@ class NewDirectory(OfOneProcess):
             set_mode(self._descriptor, target, self._final_mode)
 
     def move_content(self, target: str) -> None:
-        """Moves what is in the directory to its parent; an error moves all of it back.
+        """Moves the content of the directory to its parent; an error moves all of it back.
 
         Args:
-            target: The path of the parent, in which nothing else may be.
+            target: The path of the parent, which must hold nothing else.
 
         Raises:
             ArchiveError: Another process has renamed or replaced the directory or its parent.
@@ -275,7 +276,7 @@ class NewDirectory(OfOneProcess):
         return self.path if path is None else path
 
     def remove(self) -> None:
-        """Removes the directory and all in it, if a name still leads to it; else all in it."""
+        """Removes the directory and its content, if a name still leads to it; else the content."""
         self._close_spares()
         if self._descriptor is not None:
             _remove_content(self._descriptor)
@@ -312,8 +313,8 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[NewDirectory]:
     """Creates a directory, or fills an empty one, when the block ends; an error leaves nothing.
 
     The block fills a temporary directory. A new directory appears with all its files at once, which
-    are synced before. An empty one, which may be a mount point or the working directory, stays, and
-    gets the files one by one.
+    are synced before. An empty directory that exists may be a mount point or the working directory;
+    so it stays, and gets the files one by one.
 
     Yields:
         The temporary directory.
@@ -351,7 +352,7 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[NewDirectory]:
 
 
 def _reason_of(beside: str) -> str:
-    """Why a directory seems to be empty, and is not."""
+    """Why a directory that seems to be empty is not empty."""
     unfinished = ", ".join(map(os.path.basename, listed(beside, TEMPORARY)))
     if not unfinished:
         return ""
@@ -363,11 +364,11 @@ def _reason_of(beside: str) -> str:
 
 @contextlib.contextmanager
 def temporary_directory(beside: str) -> Iterator[NewDirectory]:
-    """Makes a directory, which only this user may enter, and removes it after the block.
+    """Makes a directory that only this user may enter, and removes it after the block.
 
-    It is for libraries that write files by path: its `lasting_path` is safe from other users. Where
-    it cannot last, the directory is made in the user's temporary directory, if other users could
-    rename it in the directory of `beside`.
+    It is for libraries that write files by path: its `lasting_path` is safe from other users. If
+    this path cannot last, and other users could rename the directory in the directory of `beside`,
+    it is made in the user's temporary directory.
 
     Args:
         beside: A path. The directory is made beside it, with a similar name.
@@ -432,7 +433,7 @@ def remove_leftover(path: str) -> bool:
 
 
 def _remove_content(root: int) -> None:
-    """Removes what can be removed in a directory; links are not followed.
+    """Removes everything removable in a directory; links are not followed.
 
     Folders are moved to `root` before they are removed, so that two more descriptors are enough,
     and each name is looked up in an open directory.

@@ -1,8 +1,8 @@
 """Paths: which are refused, how models spell them, and files opened only beneath a directory.
 
 After a path was checked, anyone with write permission can replace a name in it by a symbolic link
-to another place. So a file is opened first, without waiting for a pipe or taking a terminal; then
-the path of the opened file decides, and a file outside the directory is closed unread. Links may
+to another place. So a file is first opened (without waiting for a pipe or taking a terminal); then
+the path of the opened file is checked, and a file outside the directory is closed unread. Links may
 also lead into a second directory, if the caller allows it.
 """
 
@@ -131,9 +131,9 @@ class Root:
 def open_own(path: str, mode: int) -> int:
     """Opens a file for reading and writing, or creates it; never follows a link to another file.
 
-    For names that others can guess: they may put a link there, so that its target is overwritten.
-    Links in the path of the directory are followed. `mode` has the permission bits of a new file
-    before the umask. Returns a new descriptor.
+    It is for names that others can guess: they may put a link there, so that its target is
+    overwritten. Links in the path of the directory are followed. `mode` has the permission bits of
+    a new file before the umask. Returns a new descriptor.
 
     Raises:
         FileExistsError: `path` is not a regular file with one name, or belongs neither to this user
@@ -189,8 +189,8 @@ def _require_own(status: os.stat_result, directory: os.stat_result, path: str) -
 def final_path(descriptor: int, path: str) -> str:
     """The path of an open file, without links.
 
-    Linux without /proc, and other systems, resolve `path`, by which the file was opened; someone
-    who exchanges names at the same time may deceive them.
+    Linux without /proc, and other systems, resolve `path`, by which the file was opened; another
+    process that exchanges names at the same time can make this path wrong.
     """
     if not HAS_DIR_FD:
         import ctypes

@@ -51,8 +51,8 @@ class ProgressCounter:
 class Bar:
     """A progress bar: a widget in a notebook, else text on standard error.
 
-    A bar that cannot be drawn, as on a full disk or without standard error, stays off. It never
-    raises, so it decides nothing about the work.
+    If a bar cannot be drawn, as on a full disk or without standard error, it is switched off. It
+    never raises, so it cannot stop the work.
     """
 
     def __init__(self, **options: Any) -> None:

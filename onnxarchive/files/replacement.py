@@ -229,7 +229,7 @@ class Replacement(Closing):
         return MappedFile(self._path, is_writable=None) if os.name == "nt" else self.file
 
     def _lock_target(self, lock: contextlib.ExitStack) -> MappedFile | None:
-        """Locks the target; None if it is missing or cannot be locked, and so not edited either."""
+        """Locks the target; None if it is missing, or cannot be locked and so is not edited."""
         try:
             target = lock.enter_context(
                 locked_file(

@@ -159,7 +159,7 @@ class EntryLayout(NamedTuple):
 
 
 def lay_out(name: str, nbytes: int, crc32: int, header_offset: int, alignment: int) -> EntryLayout:
-    """Computes the placement of a new entry.
+    """Computes the layout of a new entry.
 
     The alignment is doubled, up to `MAX_ALIGNMENT`, while the offset of the entry's end holds a
     signature (ZIP-16).
@@ -181,7 +181,7 @@ def lay_out(name: str, nbytes: int, crc32: int, header_offset: int, alignment: i
 
 
 def layout_of_header(local: LocalHeader, header_offset: int) -> EntryLayout | None:
-    """Computes a placement from a local header; None if the alignment field is missing or wrong.
+    """The layout of an entry by its local header; None if the alignment field is missing or wrong.
 
     Args:
         local: The local header.
