@@ -1,8 +1,8 @@
 """The command line: a thin `main(argv) -> int` over the library.
 
-`program` runs a command, `all_commands` has the table of the commands, `parser` the arguments that
-several of them take, `output` what they print, `commands` all else. The help imports all of
-`commands`; so they import onnx, numpy and what imports these where they use them.
+`program` runs a command, `all_commands` has the table of the commands, `parser` the shared
+arguments, `output` prints results and errors, and `commands` has everything else. The help imports
+all of `commands`; so they import onnx, numpy and modules that need these only inside functions.
 """
 
 from __future__ import annotations

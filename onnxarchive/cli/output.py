@@ -1,4 +1,4 @@
-"""What a command prints: its result, its errors and warnings; and its exit status."""
+"""The output of a command: its result, its errors and warnings; and its exit status."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _is_json = False
 
 
 def use_json(is_used: bool) -> None:
-    """Errors and warnings are printed as JSON from now on, each in a line, or as text."""
+    """Makes errors and warnings be printed as JSON, each in a line, or as text."""
     global _is_json
     _is_json = is_used
 
@@ -117,14 +117,14 @@ def _print_json(value: object) -> None:
 
 
 def wrong_use(message: str) -> bool:
-    """Prints a wrong use of the command line as JSON under `--json`; False if it is to be text."""
+    """Prints a wrong use of the command line as JSON under `--json`; else returns False."""
     if _is_json:
         fail(message, WRONG_USE)
     return _is_json
 
 
 def without_secrets(text: str) -> str:
-    """Text without the secrets of URLs, which may be in place of paths and other arguments."""
+    """Text without the secrets of URLs, wherever a URL is in it."""
     text = _MISSPELLED_URL.sub(r"\1://", text)
     return _URL.sub(lambda url: url_without_secrets(url[0]), text)
 
@@ -139,13 +139,13 @@ def crash(error: Exception) -> int:
 
 
 def _print_error(text: str) -> None:
-    """Prints to standard error; if that cannot be written, the exit status says enough."""
+    """Prints to standard error; if that fails, only the exit status reports the error."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def drop_unwritten() -> None:
-    """Drops what cannot be written, which would change the status when the process ends."""
+    """Drops unwritten output, which would change the exit status when the process ends."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -210,7 +210,7 @@ def to_standard_output() -> Iterator[None]:
 
 
 def drop(stream: TextIO) -> None:
-    """Sends all further output of a stream nowhere, also what is still buffered."""
+    """Drops all further output of a stream, including buffered output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

@@ -1,6 +1,6 @@
 """The parser of a command, and the arguments that several commands have.
 
-An option that is more than a value stands beside the function that reads it.
+An option with more than a value is beside the function that reads it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Command(argparse.ArgumentParser):
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
         """Parses the words of a command line.
 
-        Options may stand between arguments: `convert model.onnx --force model.onnxa`.
+        Options may be between arguments: `convert model.onnx --force model.onnxa`.
         """
         command, rest = self.find(words)
         if command.commands and not rest:

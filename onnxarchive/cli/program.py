@@ -109,7 +109,7 @@ def run() -> None:
 
 
 def _end_without_threads(status: int) -> None:
-    """Ends the process if threads are at work, as after a second interrupt; else does nothing.
+    """Ends the process if threads are running, as after a second interrupt; else does nothing.
 
     The first interrupt waits until the threads have ended their work. Python would wait, too.
     """

@@ -124,7 +124,7 @@ def _copy_fields(
 def _fields(message: Any, left_out: tuple[str, ...]) -> list[tuple[str, int, bool, bool, bool]]:
     """The fields of a message's descriptor except `left_out`.
 
-    They are the name and number of each; True if it is repeated, holds messages, and holds text.
+    For each: name, number, and whether it is repeated, holds messages, holds text.
     """
     return [
         (

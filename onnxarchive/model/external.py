@@ -1,7 +1,7 @@
 """Which tensors of a model other tools can read from external data, and which must be in the model.
 
-Tools read external initializers and most values of Constant nodes. They need the values of tensors
-that may give a shape in the model itself.
+Tools read external initializers and most external values of Constant nodes. If a tensor may give a
+shape, they need its values in the model itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ StaysOutside: TypeAlias = Callable[[TensorRef, int], bool]
 
 
 def stays_outside(model: onnx.ModelProto, *, in_functions: bool = False) -> StaysOutside:
-    """Says of the tensors of a model which of them tools can read from external data.
+    """A function that is True for the tensors of a model which tools can read from external data.
 
     These are dense initializers and values of Constant nodes, of the main graph and of subgraphs,
     unless their values may be a shape (`may_give_shape`). With `in_functions`, also values of

@@ -142,7 +142,7 @@ class Keys:
         """The key with the lowest free number.
 
         A long base is cut before the number is appended, so different bases can have the same
-        beginning. For each beginning, no number is tried twice, so failed tries never outnumber
+        beginning. For each beginning, each number is tried once, so failed tries never outnumber
         the keys in use.
         """
         digits = 0

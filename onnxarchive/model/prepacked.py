@@ -1,4 +1,4 @@
-"""The index of weights that ONNX Runtime has packed, kept as assets of an archive.
+"""The index of weights packed by ONNX Runtime, kept as assets of an archive.
 
 Each folder below `PREFIX` has a set of packed weights: an index (`INDEX`, JSON) and the buffers
 that the index names. ONNX Runtime finds a buffer by a key, which contains a hash of the packed
@@ -42,7 +42,7 @@ WeightId: TypeAlias = tuple[str, int, int]
 
 
 class EntryOfWeight(Protocol):
-    """What must be known of an entry of an archive."""
+    """The needed attributes of an entry of an archive."""
 
     @property
     def nbytes(self) -> int:
@@ -91,10 +91,10 @@ class PackedSet:
         return f"{PREFIX}{self.onnxruntime}-{self.machine}/"
 
     def forms(self) -> dict[WeightId, Forms]:
-        """The packed forms of each weight, whichever model had it when it was packed.
+        """The packed forms of each weight, from all models that had it when it was packed.
 
-        So a model that was renamed or moved still has its own. Models that use a weight differently
-        have packed it in different forms.
+        So a renamed or replaced model finds the forms of its weights. Models that use a weight
+        differently have packed it in different forms.
         """
         found: dict[WeightId, Forms] = {}
         for named in self.weights.values():
@@ -148,7 +148,7 @@ class PackedSet:
         """Reads an index.
 
         Raises:
-            ValueError: It is no index.
+            ValueError: The bytes are not an index.
         """
         try:
             index = json.loads(data)
@@ -174,8 +174,8 @@ def version_numbers(version: str) -> tuple[int, ...]:
 def packable(checked: CheckedModel, entries: Mapping[str, EntryOfWeight]) -> dict[str, WeightId]:
     """The weights of a model's main graph that sessions read from the archive, by key.
 
-    Without those whose name another initializer or Constant has, too. `entries` are those of the
-    archive by name.
+    A weight is left out if another initializer or Constant has the same name. `entries` are those
+    of the archive by name.
     """
     refs = checked.refs
     names = {key: weight_name(checked.model, ref) for key, ref in refs.items()}
@@ -204,7 +204,7 @@ def packed_sets(
     Args:
         entries: The entries of the archive by name.
         read: Reads the bytes of an entry.
-        faults: Gets a text for each set that cannot be read; see `warn_of_sets`.
+        faults: Receives a text for each set that cannot be read; see `warn_of_sets`.
         machine: The kind of machine of the sets; None for all sets, in archive order.
         version: The version of ONNX Runtime whose set is first; the others follow, the last one
             first.
@@ -243,7 +243,7 @@ def unused_nbytes(
     read: Callable[[str], memoryview],
     faults: list[str],
 ) -> int:
-    """The bytes of the packed weights in all sets that none of an archive's models has.
+    """The bytes of packed weights in all sets whose weight is in none of the models.
 
     For the other arguments see `packed_sets`.
     """
@@ -263,7 +263,7 @@ def warn_of_sets(path: str, faults: list[str]) -> None:
 
 
 def fault_of(forms: Forms) -> str | None:
-    """What an index must not say of one weight, so that reading it is bounded; None if nothing."""
+    """The fault of an index about one weight; None without a fault. It bounds what is read."""
     files = [file for buffers in forms.values() for file, _ in buffers]
     if len(forms) > MAX_FORMS:
         return f"expected at most {MAX_FORMS} packed forms of a weight, found {len(forms)}"

@@ -1,10 +1,10 @@
 """Parses and serializes messages of ONNX; a lack of memory is a MemoryError.
 
-protobuf has one error for a message at fault and for an allocation that failed. So after an error
-the message is examined: one that is well-formed, or not too large, lacked memory.
+protobuf has one error for a malformed message and for an allocation that failed. So after an error
+the message is examined: if it is well-formed, or not too large, memory was lacking.
 
-Where protobuf has no compiled parser, its Python parser takes some malformed messages, and cannot
-read some that are well-formed. So a message is examined before it is parsed there.
+Without a compiled parser, protobuf's Python parser accepts some malformed messages, and cannot read
+some that are well-formed. So a message is examined before it is parsed there.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 class TensorRef(NamedTuple):
-    """A tensor, which is the model's own and not a copy, and its path in the model."""
+    """A tensor of the model itself (not a copy) and its path in the model."""
 
     path: Path
     tensor: onnx.TensorProto
@@ -184,15 +184,15 @@ def raw_data(ref: TensorRef, nbytes: int | None = None) -> memoryview:
 
 
 def data_in_model(ref: TensorRef, nbytes: int) -> Made:
-    """The `nbytes` bytes of a tensor in the model, copied out of it when they are read."""
+    """The `nbytes` bytes of a tensor in the model, copied when they are read."""
     return Made(nbytes, partial(_copied_out, ref))
 
 
 def initializer_maker(initializers: Sequence[onnx.TensorProto]) -> Callable[[int], Bytes]:
     """A function that copies an initializer of the main graph out of the model, by its index.
 
-    protobuf's Python object of a message, once one of its absent fields was asked for, takes 300
-    bytes; so `Made` refers to an initializer by the index.
+    Once an absent field of a message is accessed, protobuf's Python object of the message takes 300
+    bytes. So `Made` refers to an initializer by the index.
     """
 
     def copied_out(index: int) -> Bytes:
@@ -211,7 +211,10 @@ def data_fields(tensor: onnx.TensorProto) -> list[str]:
 
 
 def has_data(tensor: onnx.TensorProto) -> bool:
-    """True if a tensor has a data field; the fields are named, since this is called for each."""
+    """True if a tensor has a data field.
+
+    The fields are written out, since this is called for each tensor.
+    """
     return tensor.HasField("raw_data") or bool(
         tensor.float_data
         or tensor.int32_data
@@ -223,7 +226,7 @@ def has_data(tensor: onnx.TensorProto) -> bool:
 
 
 def require_no_data(ref: TensorRef) -> None:
-    """Refuses an external tensor that has data itself, too; an empty `raw_data` is no data.
+    """Refuses an external tensor that also has data itself; an empty `raw_data` is not data.
 
     Neither is preferred: other tools read the external data, but a program that set the field means
     the field.
@@ -244,7 +247,7 @@ def require_no_address(ref: TensorRef) -> None:
     """Refuses an external tensor whose data was in the memory of another process.
 
     Raises:
-        ArchiveFormatError: The location says so.
+        ArchiveFormatError: The location is such an address.
     """
     if location(ref.tensor) in _IN_MEMORY:
         raise ArchiveFormatError(
@@ -515,7 +518,7 @@ def set_raw_data(tensor: onnx.TensorProto, data: bytes) -> None:
 
 
 def remove(messages: Any, are_removed: Sequence[bool]) -> None:
-    """Removes the messages of a repeated field that `are_removed` has True for, all at once.
+    """Removes the messages of a repeated field for which `are_removed` is True, all at once.
 
     Single deletions take quadratic time.
     """

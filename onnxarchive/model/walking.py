@@ -1,7 +1,7 @@
 """Walks over the messages of a model, and yields those of one type with their paths.
 
-The descriptors of ONNX's protos give the fields that the walk enters, so the walk misses no tensor
-or graph in a field that the installed onnx knows.
+The fields that the walk enters come from the descriptors of ONNX's protos, so the walk misses no
+tensor or graph in a field that the installed onnx knows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def below(
 def _present(
     message: Message, fields: list[tuple[str, bool]], without: str = ""
 ) -> list[tuple[str, bool]]:
-    """Those of `fields` that a message has, but for one."""
+    """The fields among `fields` that a message has, except one."""
     present = []
     for field in fields:
         name, is_repeated = field

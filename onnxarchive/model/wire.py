@@ -126,8 +126,8 @@ def fields_in(  # noqa: PLR0912
 def _end_of_run(wire: bytes | memoryview, tag: int, start: int, stop: int) -> int:
     """The end of successive fields with a tag of one byte, from `start`.
 
-    A malformed field, a string of 128 bytes or more, or a padded tag may end the run early:
-    `fields_in` reads it.
+    A malformed field, a string of 128 bytes or more, or a padded tag may end the run early;
+    `fields_in` then reads it.
     """
     nbytes_of_run = _nbytes_of_strings if tag & WIRE_TYPE_MASK == LEN else _nbytes_of_numbers
     nbytes = _FIRST_WINDOW
@@ -251,7 +251,7 @@ def count_graphs(data: Buffer) -> int:
 
 
 def is_model(data: Buffer) -> bool:
-    """True if `data` consists of fields, among them a ModelProto's ir_version and graph.
+    """True if `data` consists of fields, including a ModelProto's ir_version and graph.
 
     Fields of submessages are not read.
     """
@@ -266,8 +266,8 @@ def missing_nbytes(data: Buffer) -> int:
     """The least number of bytes that a ModelProto lacks at its end.
 
     Returns:
-        By how many bytes the last field of the ModelProto itself exceeds the end of `data`; 0 if no
-        field does, or if the fields before it are not those of a ModelProto.
+        The number of bytes by which the last field of the ModelProto itself exceeds the end of
+        `data`; 0 if no field does, or if the fields before it are not those of a ModelProto.
     """
     wire = as_bytes(data)
     tag = end = 0
@@ -285,8 +285,8 @@ def have_more_messages(models: Sequence[Buffer], limit: int) -> bool:
     """True if models together have more than `limit` messages, not counting the ModelProtos.
 
     A message may take only two bytes when serialized, but takes 50 to 200 when parsed. So this
-    check, made before parsing, bounds the memory. It ends as soon as the answer is certain, unless
-    a malformed field is read before: that is an ArchiveFormatError.
+    check, made before parsing, bounds the memory. It ends as soon as the answer is certain; a
+    malformed field before that raises an ArchiveFormatError.
     """
     count = 0
     unseen = sum(map(len, models))  # bytes

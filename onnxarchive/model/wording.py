@@ -77,11 +77,11 @@ def describe_dims(dims: Sequence[object]) -> str:
 
 
 def type_as_data(message: Any) -> dict[str, Any] | None:
-    """The type of an input, output or tensor as JSON has it; None for other messages.
+    """The type of an input, output or tensor as data for JSON; None for other messages.
 
-    A tensor has `data_type`, and `dims`: a list of numbers, names, and None for an unknown
-    dimension; or None if there is no shape. A sequence or optional has the type of an `element`, a
-    map has `key` and `value`. `kind` is what it is.
+    `kind` names the kind of type. A tensor has `data_type` and `dims`: a list of numbers, names,
+    and None for an unknown dimension; or None if there is no shape. A sequence or optional has the
+    type of an `element`; a map has `key` and `value`.
     """
     if isinstance(message, onnx.TensorProto):
         data_type = dtypes.name_of(message.data_type)

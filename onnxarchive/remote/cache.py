@@ -74,8 +74,8 @@ def open_cached(
 ) -> File:
     """Opens the copy of a remote archive, after downloading it if there is none.
 
-    If there is a copy, one request without a body asks whether the object is still the same. An
-    object of a server without ranges is downloaded, too; if its versions cannot be distinguished,
+    If there is a copy, one request without a body asks whether the object is still the same. From a
+    server without ranges, the object is downloaded, too; if its versions cannot be distinguished,
     each call downloads it, and warns.
 
     Args:
@@ -86,14 +86,15 @@ def open_cached(
         sha256: The digest that the archive must have, in lower case; None to compare none.
 
     Returns:
-        The copy, whose `path` is the name of the object. The object itself if there is no copy and
-        `read` is None; if it is unknown which server gives it, as in a store of the caller; or if
-        nothing distinguishes its versions: it has neither a strong ETag nor a version id.
+        The copy, whose `path` is the name of the object. Or the object itself: if there is no copy
+        and `read` is None; if it is unknown which server it comes from, as in a store of the
+        caller; or if its versions cannot be distinguished, since it has neither a strong ETag nor a
+        version id.
 
     Raises:
         ArchiveFormatError: The object is not an archive, or breaks a rule; nothing is kept.
-        ChecksumError: The archive has another digest. What was downloaded is not kept; a copy that
-            was there stays, since it is what the server gives.
+        ChecksumError: The archive has another digest. A download is not kept; a copy that existed
+            before is kept, since it has the bytes of the server.
         UnsupportedFeatureError: There is a digest, and no copy to compare with it.
         ObjectChangedError: The object has changed during the download; nothing is kept.
         LockedError: Another process downloads the archive, and no byte has arrived for 30 seconds.
@@ -152,7 +153,7 @@ def _refuse_digest(sha256: str | None, name: str, problem: str) -> None:
 def _require_digest(
     sha256: str, copy: MappedFile, path: str, remote: RemoteFile | WholeObject
 ) -> None:
-    """Refuses a copy with another digest; reads it only if its digest is not described yet."""
+    """Refuses a copy with another digest; reads it only if the description has no digest yet."""
     found = None
     with contextlib.suppress(FileNotFoundError, ArchiveFormatError):  # removed; no file
         found = _cached_archive(_json_path(path)).sha256
@@ -363,9 +364,9 @@ def _remove(archive: CachedArchive) -> bool:
 
 
 def clear(directory: str, urls: Collection[str] = ()) -> list[CachedArchive]:
-    """Removes archives of a cache, and returns them; who has a file open can still read it.
+    """Removes archives of a cache, and returns them; files that are open can still be read.
 
-    What another process is downloading stays.
+    Archives that another process is downloading are kept.
 
     Args:
         directory: The directory of the cache.

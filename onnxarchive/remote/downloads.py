@@ -2,10 +2,10 @@
 
 While an object arrives, its file consists of the object's bytes at their own offsets, then a mark,
 then the log: begin and end of each piece that was written. The mark is a hash of the object's
-version and of the file's inode number, so the file of another version, or a copy of the file, is
-not continued. A piece is logged after it is written, so a killed download asks again for a few
-pieces at worst. Nothing is synced before the object is complete: if a power failure loses bytes,
-verification finds it, and the next download begins anew.
+version and of the file's inode number, so a download continues neither the file of another version
+nor a copy of the file. A piece is logged after it is written, so after a kill at most a few pieces
+are requested again. Nothing is synced before the object is complete: if a power failure loses
+bytes, verification finds it, and the next download restarts.
 
 From a server without ranges, the object comes in one stream, which cannot be resumed.
 """
@@ -69,10 +69,11 @@ def download_object(
     """Downloads an archive into a new file, verifies it, and renames it into place.
 
     Args:
-        remote: The object. What is no archive is refused before its bytes are asked for, or after
-            the first of them if they come in one stream; then a warning says that such a download
-            is not resumed.
-        replacement: The new file. If it can be resumed after an error, it keeps what has arrived.
+        remote: The object. If it is not an archive, it is refused before its bytes are requested,
+            or after the first of them if they come in one stream; then a warning says that such a
+            download cannot be resumed.
+        replacement: The new file. If it can be resumed after an error, it keeps the bytes that have
+            arrived.
         read: Opens the object, and later the new file, as an archive.
         progress: Called with the bytes that have arrived and the bytes in all.
         sha256: The digest that the object must have, in lower case; None to compare none.
@@ -146,7 +147,7 @@ class _Arrived(MappedFile):
 
 
 def _fetch(remote: RemoteFile, replacement: Replacement, progress: Progress | None) -> None:
-    """Asks for the bytes that have not arrived, and writes them as they arrive; see the module."""
+    """Requests the bytes that have not arrived, and writes them as they arrive; see the module."""
     file, size, key = replacement.file, remote.size, remote.cache_key()
     mark = hashlib.sha256(f"{key} {file.status().st_ino}".encode()).digest()
     if key is None or file.read(size, _MARK_SIZE) != mark:
@@ -187,7 +188,7 @@ def _fetch_whole(
 ) -> tuple[int, str | None]:
     """Writes all bytes as they arrive; returns their number, and their SHA-256 if `is_hashed`.
 
-    After bytes with which no archive begins, such as a page for a login, no others are read.
+    If the first bytes are not those of an archive, as of a page for a login, reading ends there.
     """
     warnings.warn(
         f"{remote.path}: the server does not answer requests for ranges of bytes, so the download "

@@ -157,7 +157,7 @@ def failure(error: BaseException, name: str) -> Exception:
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
-    """What is known of a library's error.
+    """The known facts about a library's error.
 
     Attributes:
         error: The error.
@@ -193,7 +193,7 @@ _Reason: TypeAlias = tuple[int, str]
 
 
 def _reason(problem: _Problem) -> _Reason:
-    """Asks for each kind of error in turn."""
+    """Tries each kind of error in turn."""
     for find in (_redirect, _missing, _no_access, _wrong_key, _known_text, _status, _number):
         if (reason := find(problem)) is not None:
             return reason
@@ -211,7 +211,7 @@ def _redirect(problem: _Problem) -> _Reason | None:
 
 
 def _missing(problem: _Problem) -> _Reason | None:
-    """A missing object or bucket. obstore takes 405, too, for a missing file."""
+    """A missing object or bucket. For obstore, the status 405 also means a missing file."""
     status, error = problem.status, problem.error
     is_file_error = status is None and isinstance(error, FileNotFoundError)
     if status not in (404, 410) and not is_file_error:
@@ -289,7 +289,7 @@ def _converted(
 ) -> BaseException:
     """The error to raise instead of a library's error or panic.
 
-    A lack of memory stays, and so do Ctrl-C and the like.
+    A MemoryError is unchanged, and so are Ctrl-C and the like.
     """
     if isinstance(error, MemoryError):
         return error

@@ -1,4 +1,4 @@
-"""`Location`: where the source or the target of a function is, near or far."""
+"""`Location`: the source or the target of a function, local or remote."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Openable: TypeAlias = str | os.PathLike[str] | Buffer | SupportsSeek
 class Access(TypedDict, total=False):
     """Options for reaching remote archives; see `onnxarchive.open`.
 
-    Local files ignore them, but a digest that would not be compared is refused.
+    Local files ignore them, except that a digest is refused if nothing would be compared with it.
     """
 
     store: Any
@@ -50,7 +50,7 @@ def require_known(options: Iterable[str], known: Collection[str]) -> None:
 
 
 def normal_digest(sha256: str | None) -> str | None:
-    """A SHA-256 that a caller gives, in lower case; None if none is given."""
+    """The SHA-256 given by a caller, in lower case; None without one."""
     if sha256 is None:
         return None
     if not isinstance(sha256, str):

@@ -37,15 +37,15 @@ Range = tuple[int, int]
 
 
 class RemoteFile(File):
-    """An object, read by range. The end of the object that was read stays in memory.
+    """An object, read by range. The end of the object is read first and stays in memory.
 
-    `pieces` of successive ranges come from one stream of requests, which reads ahead: at first
-    1 MiB, and each time twice as much, at most 12 parts at once.
+    `pieces` of successive ranges come from one stream of requests, which reads ahead: at first 1
+    MiB, and each time twice as much, at most 12 parts at once.
 
     ETag, size and version in every answer are compared with those in the first answer; so is the
     modification time, unless obstore reads an object with a strong ETag. If the ETag is strong,
     obstore's requests carry the ETag (`If-Match`). If a server sends no ETag, no version and no
-    time, only a change of the size is noticed. File systems of fsspec are asked for the attributes
+    time, only a change of the size is noticed. For files of fsspec, the attributes are requested
     again after each part.
 
     Attributes:

@@ -92,8 +92,8 @@ class Origin:
 
     Attributes:
         name: The object's name for messages.
-        identity: A hash of all that selects the object: equal only if another `Origin` of this
-            process reads the same object. Random if unknown.
+        identity: A hash of everything that selects the object: equal only if another `Origin` of
+            this process reads the same object. Random if unknown.
         is_lasting: True if `identity` has the same meaning in all processes.
     """
 
@@ -282,9 +282,9 @@ class FileSystemOrigin(Origin):
         return self._version(), body
 
     def _version(self) -> Version:
-        """The present version. Calls that wait for a question to end share the next one's answer.
+        """The present version. Calls that wait for a request share the answer to the next one.
 
-        A question may take several requests, and many ranges are read at once.
+        A version may take several requests, and many ranges are read at once.
         """
         before = self._questions
         with self._lock:
@@ -307,7 +307,7 @@ class FileSystemOrigin(Origin):
 
 
 def origin_of(address: Address) -> Origin:
-    """The origin of an object; an address that would be that of another object is refused."""
+    """The origin of an object; refuses an address that the library takes for another object's."""
     address.require_key()
     if address.is_of_store:
         store, key = open_store(address)
@@ -320,7 +320,7 @@ def origin_of(address: Address) -> Origin:
 def _identity_in_store(address: Address) -> tuple[str, bool]:
     """`Origin.identity` and `Origin.is_lasting` of an object that obstore reads.
 
-    A store of the caller does not tell which server it asks: this may depend on environment
+    A store of the caller does not say which server it uses: this may depend on environment
     variables of the time when the store was made.
     """
     url, store = address.url, address.store
@@ -377,7 +377,7 @@ def _package(system: Any) -> str:
 
 
 def _proxies() -> dict[str, str]:
-    """The environment variables that name proxies: a proxy may answer in place of a server."""
+    """The environment variables that name proxies: a proxy may answer instead of a server."""
     return {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
 
 

@@ -1,8 +1,9 @@
-"""Says which proxy obstore takes for a web address.
+"""Determines which proxy obstore uses for a web address.
 
 The rules are those of reqwest, the HTTP client of obstore, on every system. They differ from those
-of urllib: networks count, `*` stands for all names but for no IP address, and an entry with a port
-excludes nothing. Names are not resolved. What these rules leave open is an error, not a guess.
+of urllib: networks count, `*` matches all names but no IP address, and an entry with a port
+excludes nothing. Names are not resolved. If these rules leave a case open, an error is raised
+instead of a guess.
 """
 
 from __future__ import annotations
@@ -30,20 +31,19 @@ _NETWORK = re.compile(r"[\d.]+(?:/\d{1,2})?|[\da-f.]*:[\da-f:.]*(?:/\d{1,3})?", 
 
 
 class UnknownProxyError(Exception):
-    """It is unknown which proxy obstore takes."""
+    """It is unknown which proxy obstore uses."""
 
 
 def proxy_of(scheme: str, host: str, client: Mapping[str, Any]) -> SplitResult | None:
-    """The proxy that obstore takes for a server; None if it connects to the server itself.
+    """The proxy that obstore uses for a server; None if it connects to the server itself.
 
     Args:
         scheme: The scheme of the address, `http` or `https`.
         host: The host of the address as obstore's `HTTPStore.url` has it, without brackets.
-        client: The options of obstore's HTTP client. `proxy_url` counts instead of the
-            environment.
+        client: The options of obstore's HTTP client. `proxy_url` counts instead of the environment.
 
     Raises:
-        UnknownProxyError: A setting or the host is not in the form that these rules are for.
+        UnknownProxyError: These rules do not cover the form of a setting or of the host.
     """
     setting, proxy, excluded = _settings(scheme, client)
     if not proxy or (excluded and _excludes(excluded, host)):

@@ -1,15 +1,16 @@
 """Keeps the secrets of requests from servers to which a redirect leads.
 
 The HTTP client of obstore follows redirects, and no option prevents this. The next server gets all
-headers but `Authorization` and cookies, and in `Referer` the URL with its query. Three steps keep
-secrets from it:
+headers except `Authorization` and cookies, and in `Referer` the URL with its query. Three steps
+keep secrets from it:
 
-1. `proxies` says which proxy the client takes. If this is unknown, nothing is sent.
+1. `proxies` determines which proxy the client uses. If this is unknown, nothing is sent.
 2. `probe` asks a web address, through the same proxy, whether it redirects. A redirect to another
    scheme, host or port is refused, and so is an address that gives no answer.
 3. Without a proxy, the client gets one that does not exist for all other hosts, so that later
    redirects to them fail. Later redirects to a subdomain or to another port are followed, since
-   a host is excluded from a proxy with both; and so are all if a proxy is needed.
+   a host is excluded from a proxy with both. If a proxy is needed, all later redirects are
+followed.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ def refuse_redirects(
 ) -> dict[str, str]:
     """Makes sure that no redirect sends a user, a query or headers to another server.
 
-    Which of them are secret is unknown, so all count. `hosts` are those of the store and of its
-    credentials; a store of the caller has none, since it cannot be made again with other options.
-    `has_token` says that the store itself sends a secret; through a proxy, redirects may get it.
+    Any of them may be secret, so all count. `hosts` are those of the store and of its credentials;
+    a store of the caller has none, since it cannot be made again with other options. `has_token`
+    says that the store itself sends a secret; through a proxy, redirects may get it.
 
     Returns:
         Options with which the store's client has a proxy that does not exist for all other hosts;
@@ -120,7 +121,7 @@ def _problem_in_time(
 
 
 def _problem(url: SplitResult, client: Mapping[str, Any], proxy: SplitResult | None) -> str | None:
-    """As `_problem_in_time`. Allowing redirects does not help if obstore would fail, too."""
+    """As `_problem_in_time`. If obstore would fail, too, allowing redirects does not help."""
     if proxy is not None and proxy.scheme != "http":
         return (
             f"expected a proxy of the scheme http, found {quoted(proxy.scheme)}{_UNKNOWN}{REMEDY}"

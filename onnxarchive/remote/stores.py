@@ -241,7 +241,7 @@ def _group(value: Any) -> dict[str, Any]:
 
 
 def _certificate(name: str, value: Any) -> Any:
-    """The text of a certificate, of which obstore takes no path."""
+    """The text of a certificate, since obstore accepts no path."""
     if not isinstance(value, str | os.PathLike) or _PEM in str(value):
         return value
     try:

@@ -33,11 +33,11 @@ _WAIT = 1.5  # seconds that closing waits for the end of an upload
 def create_object(address: Address, size: int) -> ObjectWriter:
     """Begins to write an object of `size` bytes.
 
-    `commit` makes it appear, and replaces an older object; closing the writer before discards it. A
-    killed process may leave parts of an upload in the store. Listings do not show these parts; a
-    bucket rule can remove them ("abort incomplete multipart uploads").
+    `commit` makes it appear, and replaces an older object; closing the writer without `commit`
+    discards it. A killed process may leave parts of an upload in the store. Listings do not show
+    these parts; a bucket rule can remove them ("abort incomplete multipart uploads").
 
-    Methods of the writer raise an OSError if a request failed, or the upload stalls: then nothing
+    Methods of the writer raise an OSError if a request failed, or the upload stalls. Then nothing
     has changed, unless the server's answer to `commit` was lost. In a fork of this process, they
     raise an ArchiveError, except with fsspec.
 
@@ -60,8 +60,8 @@ class _Part(bytearray):
 class _StoreWriter(Closing):
     """Sends parts, all but the last of equal size, several at once, from a background thread.
 
-    obstore aborts an upload only when it asks for a part, and then at once. So it is given no more
-    parts than it sends at once, and close() need not wait for the end of a part.
+    obstore aborts an upload only when it asks for the next part, and then at once. So it gets only
+    as many parts as it sends at once, and `close` need not wait for the end of a part.
     """
 
     def __init__(self, store: Store, key: str, name: str, size: int, stall: float) -> None:
@@ -152,9 +152,10 @@ class _StoreWriter(Closing):
             raise self._problem
 
     def _limit(self, under_way: int) -> float:
-        """Seconds in which one of the parts that are under way has to arrive.
+        """Seconds within which one of the parts that are under way has to arrive.
 
-        The parts share the line, so all may arrive at the end of the time that they take together.
+        The parts share the connection, so all of them may arrive only at the end of their common
+        time.
         """
         if not under_way:
             return max(self._stall, _COMPLETION)

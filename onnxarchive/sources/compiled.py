@@ -39,7 +39,7 @@ _OF_FURTHER_MODEL = (
 
 
 def binaries_of(model: onnx.ModelProto, serialized: bytes) -> tuple[CompiledBinary, ...]:
-    """The compiled binaries that EPContext nodes of a model name, each once; not looked for.
+    """The compiled binaries that EPContext nodes of a model name, each once, not yet looked for.
 
     `serialized` is the same model, which is searched first: a walk over all nodes takes longer.
     """
@@ -60,7 +60,7 @@ def binaries_of(model: onnx.ModelProto, serialized: bytes) -> tuple[CompiledBina
 
 
 def paths_below(directory: str, sources: Iterable[Source]) -> set[str]:
-    """The paths, in a directory, of the compiled binaries of those models that are below it."""
+    """The paths, in a directory, of the compiled binaries of the models that are below it."""
     paths: set[str] = set()
     for source in sources:
         folder = _folder_in(directory, source)
@@ -81,7 +81,7 @@ def not_stored(
         assets: The paths of the archive's assets.
 
     Returns:
-        The paths of those that exist, and a warning for each reason why binaries are not stored.
+        The paths of binaries that exist, and a warning for each reason why binaries are not stored.
     """
     left_out: list[str] = []
     paths_by_fault: dict[str, list[str]] = {}

@@ -1,8 +1,8 @@
-"""Explains what happened to an archive that is not valid any more, and which command helps.
+"""Explains why an archive is not valid any more, and which command helps.
 
 An archive is a chain of entries from its first byte on, with the directory after it. Its local
-headers alone show how far the chain goes: to the end of a valid archive, to the end of a file that
-is too short, or to a place that another tool or a fault has changed.
+headers alone show how far the chain reaches: to the end of a valid archive, to the end of a
+truncated file, or to a place that another tool or a fault has changed.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Chain(NamedTuple):
     """The entries at the beginning of a file, found by their local headers alone.
 
     Attributes:
-        entry_count: Number of entries that are whole.
-        end: Offset of the end of the last of them, in bytes.
-        missing: Number of bytes of the next entry that lie after the end of the file.
+        entry_count: Number of entries that are complete.
+        end: Offset of the end of the last complete entry, in bytes.
+        missing: Number of bytes of the next entry that would be after the end of the file.
         first_model: Offset of the entry of the first model; None if the chain has no default model.
         size: Size of the archive in bytes; None if the chain has no default model.
     """
@@ -54,7 +54,7 @@ class Chain(NamedTuple):
 
 
 def read_chain(file: File) -> Chain:
-    """Follows the local headers from the beginning of a file up to the default model, the last."""
+    """Follows the local headers from the beginning of a file to the default model, the last one."""
     offset = directory_size = 0
     first_model = None
     for count in range(layout.MAX_ENTRIES):
@@ -89,7 +89,7 @@ def _local_header(file: File, offset: int) -> LocalHeader | None:
 
 
 def followed_archive(file: File) -> Chain | None:
-    """The archive at the beginning of a file in which other bytes follow it; None if there is none.
+    """The archive at the beginning of a file, before other bytes; None if there is none.
 
     Its end records and its directory are valid; models and local headers have not been compared.
     """
@@ -105,7 +105,7 @@ def _is_followed_archive(file: File, chain: Chain) -> bool:
 
 
 def _fault(file: File, size: int) -> ArchiveError | None:
-    """The fault of the directory or the end records in the first `size` bytes; None if none is."""
+    """The fault of the directory or the end records in the first `size` bytes, or None."""
     start = max(size - TAIL_SIZE, 0)
     try:
         bounds = locate(file.read(start, size - start), size, Strict())
@@ -126,11 +126,11 @@ def _describe_rest(file: File, size: int) -> str:
 
 
 def explain(file: File, error: ArchiveError, command: str, expected: str) -> str | None:
-    """What happened to a file, and what helps, in place of an error's message; None if unknown.
+    """Explains the fault of a file and what helps, to replace an error's message; None if unknown.
 
     Args:
-        file: The file, of this machine.
-        error: What was found when the file was read.
+        file: The local file.
+        error: The error raised while the file was read.
         command: The path of the file as a word of a command line; `""` if it has none.
         expected: See `recognition.recognised`.
     """
@@ -197,7 +197,7 @@ def _is_cut_header(rest: bytes) -> bool:
 def _changed(file: File, names: list[str], command: str) -> str:
     """Describes a zip of these files, one of them the default model, that `convert` reads.
 
-    Entries that this library wrote have an alignment field in their local header.
+    Entries written by this library have an alignment field in their local header.
     """
     own: set[bytes] = set()
     offset = 0

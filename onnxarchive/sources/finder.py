@@ -137,12 +137,13 @@ _Fault: TypeAlias = tuple[ArchiveFormatError, list[TensorRef]]
 class Finder:
     """Finds the files of a source by location, and in them the bytes of large tensors.
 
-    The files are in a directory, a zip, or a model's folder in a store. Each is looked for once.
+    The files are in a directory, a zip, or a model's folder in a store. Each file is looked up
+    once.
 
     Attributes:
         open_file: Opens the file at a plain path; None if there is none.
         verify_checksum: True to compare files with the `checksum` in a tensor's external data.
-        size_threshold: As for `convert`, to refuse too many tensors before their files are opened;
+        size_threshold: As in `convert`, to refuse too many tensors before their files are opened;
             None if it is unknown.
         elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
             raises ArchiveFormatError.
@@ -216,7 +217,7 @@ class Finder:
         return sources
 
     def _source(self, stripped: _StrippedFile) -> Source:
-        """Finds the bytes of every external tensor of a model, or reports all that is missing."""
+        """Finds the bytes of every external tensor of a model, or reports all missing ones."""
         model = _parse(stripped)
         if self.size_threshold is not None:
             require_initializer_count(model, self.size_threshold)
@@ -350,11 +351,11 @@ class Finder:
             )
 
     def _require_data(self, file: File, location: str, offset: int, nbytes: int) -> None:
-        """Refuses a file that ends before a tensor's data does, or that only stands for the data.
+        """Refuses a file that ends before a tensor's data does, or that only replaces the data.
 
-        The first bytes of a file are read only if it is too short, as small as a Git LFS pointer,
-        or among the first files that are as small as an HTML page. No byte is read of an archive
-        that this thread is editing.
+        Such a file is a Git LFS pointer or an HTML page. The first bytes of a file are read only if
+        it is too short, as small as a Git LFS pointer, or among the first files that are as small
+        as an HTML page. No byte is read of an archive that this thread is editing.
         """
         end = offset + nbytes
         is_short = end > file.size
@@ -389,7 +390,7 @@ class Finder:
 def _inside(stripped: _StrippedFile, ref: TensorRef, span: Span) -> Data | None:
     """The bytes of a tensor whose data is a span of the model's file.
 
-    None if type and shape do not determine the number of bytes. The bytes are then put into the
+    None if type and shape do not determine the number of bytes. Then the bytes are put into the
     tensor; the plan of the archive checks them.
     """
     nbytes, is_raw = tensors.stored_nbytes(ref.tensor), span.data_type is None
@@ -440,7 +441,7 @@ class _MissingFileError(_FileError):
 
 
 def _add_fault(faults: dict[object, _Fault], ref: TensorRef, error: ArchiveFormatError) -> None:
-    """Adds the fault of a tensor; a file that many tensors lack is one fault."""
+    """Adds the fault of a tensor; a missing file is one fault of all tensors that need it."""
     error = without_traceback(error)
     key = type(error), error.location if isinstance(error, _FileError) else error.message
     earlier, refs = faults.setdefault(key, (error, []))
@@ -450,7 +451,7 @@ def _add_fault(faults: dict[object, _Fault], ref: TensorRef, error: ArchiveForma
 
 
 def _together(faults: list[_Fault]) -> ArchiveFormatError:
-    """One error for all faults of a model, a ChecksumError if they are all about checksums."""
+    """One error for all faults of a model; a ChecksumError if all are about checksums."""
     kinds = {type(error) for error, _ in faults}
     kind = ChecksumError if kinds == {ChecksumError} else ArchiveFormatError
     texts: list[str] = []

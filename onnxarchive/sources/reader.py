@@ -107,7 +107,7 @@ class SourceReader:
     elsewhere: Callable[[TensorRef], Data] | None = None
 
     def require_in_tree(self, file: MappedFile) -> None:
-        """Refuses the open file of a model that is outside `tree`; nothing of it has been read."""
+        """Refuses the open file of a model outside `tree`, before anything of it is read."""
         self._require_in_tree(file.path, final_path(file.fileno(), file.absolute_path))
 
     def _require_in_tree(self, path: str, target: str) -> None:
@@ -189,9 +189,9 @@ class SourceReader:
         models: Iterable[Source],
         data_files: DataFiles,
     ) -> None:
-        """Adds the other files of a directory to a source: all but the files at the paths `used`.
+        """Adds the other files of a directory to a source: all except those at the paths `used`.
 
-        They are not added under other names either, such as those of hard links. The compiled
+        Used files are not added under other names either, such as those of hard links. The compiled
         binaries of the models in the directory are added whatever their names. `data_files` opens
         the files.
         """
@@ -280,7 +280,7 @@ def _paths_below(
     Args:
         root: The directory.
         folder: The folder to begin with.
-        is_read: True for the path of a folder that is read; without it, hidden ones are not.
+        is_read: True for the path of a folder to read; by default for those that are not hidden.
         max_folders: At most this many folders are read, without those that cannot be; for a hint.
     """
     folders = [folder]
@@ -344,7 +344,7 @@ def _paths(root: Root, files: Finder) -> tuple[str, ...]:
 
 
 def _identity(path: str) -> object:
-    """What two paths of one file have in common; the path itself if it leads to no file."""
+    """A value that all paths of one file share; the path itself if it leads to no file."""
     with contextlib.suppress(OSError):  # opening the file reports this
         status = os.stat(path)
         return status.st_dev, status.st_ino
@@ -354,7 +354,7 @@ def _identity(path: str) -> object:
 def _add_others(
     source: Source, files: Finder, names: Iterable[str], binaries: Collection[str]
 ) -> None:
-    """Adds other files to a source, as assets or to those that are left out.
+    """Adds other files to a source, as assets or as files that are left out.
 
     `binaries` are the paths of compiled binaries, which are added whatever their names.
     """

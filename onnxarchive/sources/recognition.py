@@ -1,4 +1,4 @@
-"""Recognises files: by content what an unexpected file is, by name models, weights and litter."""
+"""Recognises files: unexpected files by content; models, weights and litter by name."""
 
 from __future__ import annotations
 
@@ -149,12 +149,12 @@ def recognised(
 ) -> Iterator[None]:
     """Replaces an ArchiveFormatError of the block by an error that says what the file is.
 
-    It names the kind of another file, and what happened to an archive (see `damage`). The file is
-    read only after an error.
+    The error names the kind of another file, or explains the damage of an archive (see `damage`).
+    The file is read only after an error.
 
     Args:
         source: The path of the file, its bytes, or the opened file, of which only the first bytes
-            are read; None leaves the error as it is.
+            are read; None leaves the error unchanged.
         expected: `"an ONNX archive"`, or `"a model"` if the block opens any source of `convert`.
 
     Raises:
@@ -189,7 +189,7 @@ def _explanation(
     error: ArchiveFormatError,
     expected: str,
 ) -> str | None:
-    """What happened to an archive; None if that is unknown, or if the file is not read for that."""
+    """Explains the damage of an archive; None if it is unknown, or the file is not read for it."""
     import shlex  # opening an archive does not need it
 
     with contextlib.suppress(OSError, ValueError, ArchiveError):
@@ -202,7 +202,7 @@ def _explanation(
 
 
 def kind_of_path(path: str | os.PathLike[str]) -> FileKind | None:
-    """Recognises a file by its content; None for an archive, even a faulty one, or if unknown."""
+    """Recognises a file by its content; None for an archive, even a damaged one, or if unknown."""
     # Imported here, since opening an archive needs neither of them.
     import shlex
 

@@ -1,4 +1,4 @@
-"""A model with the unread data of its tensors, whatever it comes from."""
+"""A model with the unread data of its tensors, from any source."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ class CompiledBinary(NamedTuple):
     """A compiled binary that EPContext nodes of a model name.
 
     Attributes:
-        path: Its path from the directory, or in the zip, of the model: as the nodes state it, but
-            without `.` components.
-        fault: Why it is not there or was not looked for, as the end of a sentence; None if it is
-            there.
+        path: Its path relative to the model's directory or zip: as in the nodes, but without `.`
+            components.
+        fault: Why it is missing or was not looked for, as the end of a sentence; None if it exists.
     """
 
     path: str
@@ -36,7 +35,7 @@ class CompiledBinary(NamedTuple):
 
 @dataclass(slots=True)
 class Source:
-    """A model to be stored, whatever it comes from.
+    """A model to be stored, from any source.
 
     Attributes:
         model: The model.
@@ -47,7 +46,7 @@ class Source:
         directory: The directory of the model, without links in its path; None if it is in none.
         others: The paths of assets that are other files of the directory or zip; empty without
             `other_files`.
-        left_out: The paths of other files that become no assets, such as litter, hidden files,
+        left_out: The paths of other files that do not become assets, such as litter, hidden files,
             other models and weights; empty without `other_files`.
         warnings: Sentences about unused bytes of a zip, and about files that are left out or were
             not searched for.
@@ -122,9 +121,9 @@ def _clearing_tail(
 
 
 def require_initializer_count(model: onnx.ModelProto, size_threshold: int) -> None:
-    """Refuses a model with more initializers to store outside it than an archive has entries.
+    """Refuses a model with more initializers to store outside it than an archive can have entries.
 
-    Only shapes and types are looked at, so a model is refused before its data files are.
+    Only shapes and types are used, so a model is refused before its data files are opened.
     """
     initializers = model.graph.initializer
     if len(initializers) < MAX_ENTRIES:
@@ -143,7 +142,7 @@ def require_entry_count(tensor_nbytes: Collection[int], other_entries: int) -> N
 
     Raises:
         UnsupportedFeatureError: There are too many. The message names the least `size_threshold`
-            with which there are not.
+            that makes them few enough.
     """
     count = len(tensor_nbytes) + other_entries
     if count <= MAX_ENTRIES:

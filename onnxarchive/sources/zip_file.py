@@ -1,10 +1,10 @@
 """Zips of other tools, read by Python's zipfile.
 
-zipfile parses the directory and decompresses. Around it stand the checks that it lacks: the size of
-the directory before it is read; one end record; entries that do not overlap, with distinct names
-that their local headers repeat; sizes and CRC-32 of what was read, in bounded memory. Stored
-entries are read in place. A compressed entry is inflated while it is read as a whole; if parts of
-it are needed, it is inflated once, to a temporary file.
+zipfile parses the directory and decompresses. This module adds the checks that zipfile lacks: the
+size of the directory before it is read; a single end record; entries that do not overlap, with
+distinct names that their local headers repeat; and the sizes and CRC-32s of the inflated data, in
+bounded memory. Stored entries are read in place. A compressed entry is inflated while it is read as
+a whole; if parts of it are needed, it is inflated once, to a temporary file.
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ class ZippedFile(File):
         return bytes(next(self._compared(), b"")[:nbytes])
 
     def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
-        """A view of the stored bytes, or of the temporary file; they have been compared."""
+        """A view of the stored bytes or the temporary file, after size and CRC-32 were compared."""
         with self._lock:
             if self._whole is None and self._step is None:
                 Crc32.of(self._compared())
@@ -365,7 +365,7 @@ class ZippedFile(File):
             return self._whole[offset:][:nbytes]
 
     def close(self) -> None:
-        """Does nothing: the zip is read as long as there are views of it."""
+        """Does nothing: the zip stays open as long as there are views of it."""
 
     def _compared(self) -> Iterator[memoryview]:
         checksum = Crc32()

@@ -123,8 +123,8 @@ def save_model_of_archive(
 ) -> None:
     """Saves a model that refers to an archive, with the archive's other models and assets.
 
-    The model is not changed. At the path of `archive`, the archive is replaced, and on Windows
-    closed before, unless another object or process has edited it since it was opened: then an
+    The model is not changed. If the target is the path of `archive`, the archive is replaced (on
+    Windows it is closed before). If another object or process has edited it since it was opened, an
     ArchiveError is raised.
     """
     contents = contents_of(archive)

@@ -202,7 +202,7 @@ class SplitModel:
     archives: tuple[Archive, ...]
 
     def source(self) -> Source:
-        """The proto, and the large tensors, which are read when they are needed."""
+        """The proto, and the large tensors, which are read on demand."""
         data: list[Data] = []
         for ref, tensor in zip(tensors.external(self.proto), self.large, strict=True):
             if isinstance(tensor, ArchiveTensor):
@@ -216,13 +216,13 @@ class SplitModel:
 def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
     """Splits a model into a proto and its large tensors.
 
-    onnx_ir would read all tensors to serialize a model. So this function clones the model
-    without copying tensors, replaces the large tensors of the clone by external placeholders, and
-    serializes the clone. onnx_ir clones no graph whose nodes are not sorted topologically, but
-    writes it. Such a model has the placeholders itself while it is serialized.
+    onnx_ir would read all tensors to serialize a model. So this function clones the model without
+    copying tensors, replaces the large tensors of the clone by external placeholders, and
+    serializes the clone. onnx_ir writes graphs whose nodes are not sorted topologically, but does
+    not clone them. Such a model itself has the placeholders while it is serialized.
 
     Args:
-        model: The model. It is not changed, or only meanwhile.
+        model: The model. It is unchanged afterwards.
         size_threshold: Tensors of this many bytes or more are large; external tensors always are,
             string tensors never.
     """
@@ -264,7 +264,7 @@ def split_model(model: onnx_ir.Model, *, size_threshold: int) -> SplitModel:
 
 
 def data_of(tensor: onnx_ir.TensorProtocol) -> Data:
-    """The bytes of `raw_data`: the entry of an `ArchiveTensor`, else a copy."""
+    """The bytes of `raw_data`: the entry of an `ArchiveTensor`, otherwise a copy."""
     if isinstance(tensor, ArchiveTensor):
         return EntryData(contents_of(tensor.archive), tensor.key)
     if isinstance(tensor, onnx_ir.ExternalTensor):
@@ -290,7 +290,7 @@ def data_of(tensor: onnx_ir.TensorProtocol) -> Data:
 
 
 def _data_of_size(ref: TensorRef, tensor: onnx_ir.TensorProtocol, nbytes: int) -> Data:
-    """As `data_of`; refuses a tensor that makes other than `nbytes` bytes."""
+    """As `data_of`; refuses a tensor whose bytes are not `nbytes` in number."""
     data = data_of(tensor)
     if data.nbytes != nbytes:
         raise ArchiveFormatError(

@@ -20,13 +20,13 @@ def require_no_loss(
     names_assets: bool = False,
     timeout: float | None = locking.TIMEOUT,
 ) -> None:
-    """Refuses to replace an archive that has assets or further models which the caller leaves out.
+    """Refuses to replace an archive if the caller leaves out its assets or further models.
 
     Only the directory of the archive is read: in a store, the last 128 KiB of the object, and the
     rest of a larger directory. After an interrupted edit, it is the directory before the edit.
 
     Args:
-        target: What is to be replaced. It may be missing, or no archive.
+        target: The file or object to replace. It may be missing, or not an archive.
         names_models: Whether the caller says which further models the new archive has, or none.
         names_assets: Whether the caller says which assets the new archive has, or none.
         timeout: Seconds to wait for the lock of a local file; None waits without limit.

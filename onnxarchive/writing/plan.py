@@ -50,7 +50,7 @@ class Item(NamedTuple):
         name: Name of the entry.
         data: Its data.
         ref: The tensor whose elements it holds, if these are checked; else None.
-        crc32: CRC-32 that the data had when it was read before, with which the writer compares it.
+        crc32: CRC-32 of the data when it was read before; the writer compares it.
     """
 
     name: str
@@ -199,7 +199,7 @@ def open_assets(
 
 @contextlib.contextmanager
 def _explaining_text(path: str, asset: object) -> Iterator[None]:
-    """Explains a string that is no path of a file: it may be meant as the asset's content."""
+    """Explains a string that is not the path of a file: it may be meant as the asset's content."""
     try:
         yield
     except FileNotFoundError as error:
@@ -238,7 +238,7 @@ def plan_archive(
 
     Args:
         models: The models by id; `""` is the id of the default model.
-        options: The options of the archive; their assets override those of the default model.
+        options: The options of the archive; their assets replace those of the default model.
         temporary: Directory for temporary copies of remote data, and of large external tensors that
             go into a model; None for the system's temporary directory.
 
@@ -275,7 +275,7 @@ def with_further_models(default: _Model, further: Mapping[str, _Model] | None) -
     """All models of an archive by id.
 
     Raises:
-        TypeError: `further` is no mapping.
+        TypeError: `further` is not a mapping.
         ValueError: The id of a further model is empty.
     """
     if further is not None and not isinstance(further, Mapping):
@@ -398,7 +398,7 @@ def _with_data(
 
 
 class _NewEntries:
-    """The entries of a model's tensors, as far as the model does not share those of other models.
+    """The entries of a model's tensors, unless the model shares those of other models.
 
     Attributes:
         items: The new entries.
@@ -457,8 +457,8 @@ def _staying(
     """Reads external tensors that go into the model.
 
     Returns:
-        Copies of the bytes of tensors below `MIN_MAPPED_NBYTES`, and views of a temporary file that
-        holds the others, by path.
+        By path, copies of the bytes of tensors below `MIN_MAPPED_NBYTES`, and views of a temporary
+        file with the bytes of the others.
     """
     small: dict[Path, Data] = {}
     large: dict[Path, Data] = {}

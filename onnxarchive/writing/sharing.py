@@ -142,7 +142,7 @@ def type_and_dims(ref: TensorRef) -> object:
 def _are_same(first: Data, second: Data, fetched: Data, spool: Spool) -> bool:
     """True if the data is equal; data at the same position is not read.
 
-    `fetched` are the bytes of `second`, to be read repeatedly.
+    `fetched` has the bytes of `second`, and can be read repeatedly.
     """
     if first.nbytes != second.nbytes:
         return False

@@ -47,14 +47,14 @@ Fetched: TypeAlias = tuple[int, int, Iterable[memoryview], bool]
 def write_archive(
     plan: Plan, target: Location, options: WriteOptions, *, require: Require | None = None
 ) -> int:
-    """Writes a planned archive; gives its size in bytes.
+    """Writes a planned archive; returns its size in bytes.
 
     Args:
         plan: The plan.
         target: A path or URL, where the archive appears when it is complete; or a binary file,
             which is written sequentially.
         options: The options; only `alignment`, `progress`, `jobs` and `timeout` are used.
-        require: As for `write_file`; not called if the target is no path.
+        require: As in `write_file`; not called if the target is not a path.
     """
     if target.path is not None:
         with write_file(plan, target.path, options, require=require) as written:
@@ -113,10 +113,10 @@ def write_entries(
     temporary: str | None = None,
     cloner: Cloner | None = None,
 ) -> None:
-    """Writes entries in order; up to `jobs` threads fetch data, and the caller's writes it.
+    """Writes entries in order; up to `jobs` threads fetch data, and the caller's thread writes it.
 
-    Large remote data is copied to the directory `temporary` first, None for the system's. `cloner`
-    clones what it can, instead of copying it.
+    Large remote data is first copied to the directory `temporary`, None for the system's. If
+    possible, `cloner` clones data instead of copying it.
     """
     copied_size = MAX_COPIED_NBYTES if jobs > 1 else READ_SIZE
     batches = [*_batches(items)]
@@ -124,7 +124,7 @@ def write_entries(
     fetch_all = partial(fetch, copied_size=copied_size, spool=partial(spool, directory=temporary))
 
     def get(batch: Sequence[Item]) -> list[Fetched] | None:
-        """Fetches a batch; None if it may be cloned, so that it is not read in vain."""
+        """Fetches a batch; None if it may be cloned, so that it need not be read."""
         if cloner is not None and cloner.may_clone(batch[0].data):
             return None
         return fetch_all(batch)
@@ -150,9 +150,9 @@ def write_entries(
 
 
 def _add_cloned(item: Item, target: ZipWriter, counter: ProgressCounter, cloner: Cloner) -> bool:
-    """Adds an entry whose data is cloned, unless cloning is refused; returns False then.
+    """Adds an entry with cloned data; returns False if cloning is refused.
 
-    The CRC-32 is that of the bytes in the archive, which nobody else can change.
+    The CRC-32 is computed from the bytes in the archive, which nobody else can change.
     """
     nbytes, alignment = item.data.nbytes, least_alignment(item.name)
     offset = target.next_data_offset(item.name, nbytes, alignment)
@@ -228,7 +228,7 @@ def _fetch_one(item: Item, data: Data, copied_size: int, spool: Spool) -> Fetche
 
 
 def _checked(item: Item, pieces: Iterable[memoryview]) -> Iterable[memoryview]:
-    """The pieces of an entry's data; the elements of a tensor are checked while they are read."""
+    """The pieces of an entry's data; checks the elements of a tensor while they are read."""
     if item.ref is None or item.ref.tensor.data_type not in tensors.CHECKED_TYPES:
         return pieces
     return tensors.checked(item.ref, pieces, Strict(), entry=item.name)

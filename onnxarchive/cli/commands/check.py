@@ -88,7 +88,7 @@ def check(arguments: argparse.Namespace) -> int:
 
 
 def _explanation(source: str, access: Access, first: Finding) -> list[str]:
-    """What the source is, or what happened to it, and what helps: in a list, if that is known.
+    """A list with an explanation of the file's kind or damage, and what helps; empty if unknown.
 
     The first finding, which the error may quote, is printed after it.
     """

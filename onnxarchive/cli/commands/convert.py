@@ -132,7 +132,7 @@ def convert(arguments: argparse.Namespace) -> int:
 
 
 def _require_no_choice_of_models(arguments: argparse.Namespace) -> None:
-    """Refuses options that choose the models of one archive, where each model gets its own."""
+    """Refuses options that choose the models of one archive, if each model gets its own."""
     for name in ("model", "all_models", "default", "include"):
         if getattr(arguments, name):
             option = f"--{name.replace('_', '-')}"
@@ -300,7 +300,7 @@ def _convert_many(arguments: argparse.Namespace, options: Mapping[str, Any]) -> 
 
 
 def _as_given(conversion: Conversion, arguments: argparse.Namespace) -> Conversion:
-    """A conversion whose paths begin as in the arguments, and not with the root directory."""
+    """A conversion whose paths begin as in the arguments, instead of with the root directory."""
     given = {os.path.abspath(path): path for path in arguments.paths}
     given[os.path.realpath(arguments.output_dir)] = arguments.output_dir
     source, target, error = conversion.source, conversion.target, conversion.error
@@ -314,7 +314,7 @@ def _as_given(conversion: Conversion, arguments: argparse.Namespace) -> Conversi
 
 
 def _beginning_as(given: str, absolute: str, path: str) -> str:
-    """A path with the given one in place of the absolute one at its beginning, if that is there."""
+    """A path, with `given` instead of its beginning `absolute`, if it begins with that."""
     if path == absolute:
         return given
     start = os.path.join(absolute, "")

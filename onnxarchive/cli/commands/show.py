@@ -222,7 +222,7 @@ def _item_lines(label: str, items: Mapping[str, object]) -> list[str]:
 
 
 def _sha256_of_tensors(archive: Archive, only: str | None) -> str:
-    """A SHA-256 that differs if a tensor of a model, or of any model, is another one.
+    """A SHA-256 that changes if a tensor of a model, or of any model, changes.
 
     It is that of a line of JSON for each tensor: name, data type, shape, size in bytes and CRC-32.
     The lines are sorted, since the order and the place of a tensor do not matter. The CRC-32s are
@@ -248,7 +248,7 @@ def _sha256_of_tensors(archive: Archive, only: str | None) -> str:
 
 
 def _data_in_model(ref: TensorRef) -> Buffer:
-    """The bytes of a tensor that the model holds; the message of strings and of a faulty tensor."""
+    """The bytes of a tensor in the model; the message, of strings and of a faulty tensor."""
     from onnxarchive.model import tensors
     from onnxarchive.model.serialization import serialize
 
@@ -284,8 +284,8 @@ def _bytes(archive: Archive) -> dict[str, int]:
 def described_sets(archive: Archive) -> list[dict[str, Any]]:
     """The sets of packed weights in an archive, as dicts for JSON.
 
-    Only weights are counted that a model has with the same bytes as when they were packed; the
-    buffers of others are unused.
+    A weight counts if a model has it with the same bytes as when it was packed; the buffers of
+    other weights are unused.
     """
     from onnxarchive.interop.onnxruntime import compares_packed, machine
     from onnxarchive.model.prepacked import packable, packed_sets, warn_of_sets
