@@ -50,11 +50,11 @@ _archives: weakref.WeakValueDictionary[int, Archive] = weakref.WeakValueDictiona
 class Archive(Closing):
     """An open ONNX archive, returned by `onnxarchive.open`.
 
-    Arrays are read-only views of the mapped file or of the given bytes. An array is a copy in five
-    cases: its elements have less than 8 bits, the model itself holds the tensor, the archive is
-    read from a file object, a remote archive is opened without a cache, or the system refuses to
-    map the file. Arrays stay valid after `close`, and after this library edits or replaces the
-    archive.
+    Arrays are read-only. They are views of the mapped file or of the given bytes. An array is a
+    copy in five cases: its elements have less than 8 bits, the model itself holds the tensor, the
+    archive is read from a file object, a remote archive is opened without a cache, or the system
+    refuses to map the file. Arrays stay valid after `close`, and after this library edits or
+    replaces the archive.
 
     Data types are little-endian (`<f4`), as in the file. On a big-endian machine, arrays of
     bfloat16 are copies in the machine's byte order.
