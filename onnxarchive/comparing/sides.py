@@ -70,7 +70,7 @@ def open_side(location: Location, model: str | None, resources: contextlib.ExitS
     try:
         archive = resources.enter_context(open_location(location, model))
     except ArchiveFormatError as error:
-        # A comparison could miss data of a later version, and damage is that of an archive.
+        # An archive of a later version, or a damaged one, is not read as a source of another kind.
         if error.rule == "VERSION-1" or isinstance(error, ChecksumError):
             raise
     else:

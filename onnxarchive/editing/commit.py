@@ -404,7 +404,7 @@ def _write_clone(
     if not (clones_and_sync.may_clone(file) and clones_and_sync.has_clones(file)):
         return False
     if else_in_place and clones_and_sync.keeps_names(directory_of(file.absolute_path)):
-        return False  # the clone could not be renamed, and its name would remain for ever
+        return False  # the clone could be neither renamed nor removed
     try:
         replacement = Replacement(file.absolute_path, locked=file)
     except OSError:  # a new file, if needed, raises it again

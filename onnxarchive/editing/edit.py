@@ -143,7 +143,7 @@ def edit(
         if os.name == "nt":  # which neither replaces nor shortens a mapped file
             file.avoid_maps()
         archive = read_archive(file, model, max_model_nbytes)
-        # Innermost, since an assigned model's file remains open, and would be named instead.
+        # `with_path` is innermost: errors name this path, not the open file of an assigned model.
         with contextlib.ExitStack() as resources, with_path(path):
             changes = EditState(archive, options, resources)
             resources.callback(changes.end)

@@ -113,7 +113,7 @@ def recover(
         export = "completed" if pair.is_completed else "undone"
     recovery = Recovery(False, tuple(removed), tuple(kept), export)
     if (removed or kept or export) and not _is_zip(path):
-        return recovery  # for what is no archive, such as an export
+        return recovery  # no archive is there, but an export, for example
     with opened_for_edit(path, is_writable=True, timeout=timeout) as file, file:
         if roll_back(file):
             return replace(recovery, is_rolled_back=True)
@@ -195,7 +195,7 @@ def _cut(file: MappedFile) -> int:
     chain = followed_archive(file)
     if chain is None or chain.first_model is None or chain.size is None:
         return 0
-    # The state before other bytes were appended: that before an edit without a log of its end.
+    # The file as it was before the other bytes, like the state before an edit without a log.
     before = undo.UnfinishedEdit(file, chain.first_model, chain.size)
     cut_nbytes = file.size - before.size
     try:

@@ -269,7 +269,7 @@ def _lock_now(descriptor: int, is_shared: bool) -> None:
     kind = fcntl.F_RDLCK if access == os.O_RDONLY else fcntl.F_WRLCK
     if _set_byte(descriptor, kind) and (is_shared or kind == fcntl.F_WRLCK):
         return
-    try:  # the only lock of the system, or an editor that may not write excludes others like it
+    try:  # the system's only lock, or that of an editor that may not write to the file
         fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:
         _set_byte(descriptor, fcntl.F_UNLCK)

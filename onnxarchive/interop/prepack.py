@@ -117,7 +117,7 @@ def prepack(
         ids, entries = list(archive.models) if model is None else [model], dict(archive.entries)
     if not copy:
         with edit(path, **options):
-            pass  # refuses at once what could not be edited later
+            pass  # fails early if the archive cannot be edited
     buffers: _Buffers = {}
     packed: dict[str, dict[str, PackedWeight]] = {}
     unpacked: dict[str, tuple[str, ...]] = {}

@@ -41,7 +41,7 @@ Weights: TypeAlias = Literal["hidden", "external", "loaded"]
 
 # The doc_string of an input that replaces a weight is this mark and the weight's name.
 _MARK: Final = "onnxarchive:"
-# Operators of which a function that wants to change weights puts one behind a hidden weight.
+# A function that wants to convert weights inserts one of these operators after a hidden weight.
 _CONVERSIONS: Final = frozenset({"Cast", "CastLike", "QuantizeLinear", "DynamicQuantizeLinear"})
 
 
@@ -281,7 +281,7 @@ def _wish_for_weights(
         return f"added a {operator} of the weight {weight!r} instead of converting the weight"
     if returned.graph.node != before.graph.node:
         return None
-    # So the quantizers of ONNX Runtime leave a model in which they find no weight.
+    # ONNX Runtime's quantizers return such a model if they find no weight.
     domains = {opset.domain for opset in returned.opset_import}
     new_domains = domains - {opset.domain for opset in before.opset_import}
     if new_domains:
@@ -310,7 +310,7 @@ def _restore_weights(
 ) -> onnx.ModelProto:
     """Copies the function's result, and turns inputs that replace weights into initializers."""
     result = copied(returned)
-    inputs = {value.name for value in original.graph.input}  # which we have not marked
+    inputs = {value.name for value in original.graph.input}  # without a mark
     used_before, used = _used_names(original), _used_names(result)
     names = set(_initializer_names(result.graph))
     order = {tensor.name: index for index, tensor in enumerate(original.graph.initializer)}
@@ -329,7 +329,7 @@ def _restore_weights(
         missing.pop(weight.name, None)
         are_replaced.append(weight.name not in inputs)
         if are_replaced[-1] and weight.name in used_before and value.name not in used:
-            continue  # the result needs it no longer
+            continue  # the result does not need it any more
         if value.name in names:
             raise ArchiveFormatError(
                 f"tensor {weight.name!r}: expected the function to return either one input or one "

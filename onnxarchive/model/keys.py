@@ -150,7 +150,7 @@ class Keys:
             digits += 1
             beginning = base[: MAX_KEY_SIZE - digits - len("_")]
             searched = fold(beginning), digits
-            # The tensor whose key has no number is the first, so numbers begin with 2.
+            # The first tensor's key has no number, so numbers begin with 2.
             first = self._next_number.get(searched, max(2, 10 ** (digits - 1)))
             for number in range(first, 10**digits):
                 key = f"{beginning}_{number}"

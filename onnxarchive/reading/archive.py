@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from onnxarchive.remote.downloads import Read
 
 
-# By id(). Its references are listed in one step, while a set may grow under those who look through.
+# By id(). Other threads may add archives at any time, so its references are listed in one step.
 _archives: weakref.WeakValueDictionary[int, Archive] = weakref.WeakValueDictionary()
 
 

@@ -92,7 +92,7 @@ class TensorSlice:
         is_view = is_mapped and self._data_type.is_viewed
         if is_view or not isinstance(part, np.ndarray) or part.nbytes == array.nbytes:
             return part
-        copy = part.copy()  # so that what was read beside it does not stay in memory
+        copy = part.copy()  # frees the bytes that were read around it
         copy.flags.writeable = False
         return copy
 
