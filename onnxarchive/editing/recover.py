@@ -82,7 +82,7 @@ def recover(
         cut: Whether to cut off bytes that another tool has appended to the archive. Everything
             before them must be valid: directory, models and local headers. Without `cut`, the error
             says how many bytes follow, and how they begin.
-        timeout: Seconds to wait for the archive's lock; None waits without limit.
+        timeout: As in `edit`.
 
     Returns:
         What was rolled back, cut off, removed or kept.

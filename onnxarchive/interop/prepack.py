@@ -90,7 +90,7 @@ def prepack(
             optimization; they are copied. ONNX Runtime cannot copy them for a model that may need
             custom operators.
         copy: Whether to write a new file at `path`, as in `onnxarchive.edit`.
-        timeout: Seconds to wait for the archive's lock; None waits without limit.
+        timeout: As in `onnxarchive.edit`.
         progress: As in `onnxarchive.save`, after ONNX Runtime has packed the weights.
 
     Raises:

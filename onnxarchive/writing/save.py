@@ -96,10 +96,10 @@ def save(
         assets: Other files for the archive, by relative path: their bytes, or the path of a file.
         progress: Called with the bytes done and the bytes in all, every few MiB or more often, by
             one thread at a time; True shows a bar.
-        jobs: Number of threads; None for one per core. One thread writes; the others read ahead, up
-            to `jobs` tensors or 96 MiB. The archive's bytes do not depend on it. An `onnx_ir.Model`
-            is saved by the calling thread alone, since reading its tensors may run code of the
-            caller.
+        jobs: Number of threads; None for one per core. One thread writes; the others read ahead, at
+            most `jobs` tensors and at most 96 MiB. The archive's bytes do not depend on it. An
+            `onnx_ir.Model` is saved by the calling thread alone, since reading its tensors may run
+            code of the caller.
         timeout: Seconds to wait if another process has locked the old file at `path`; None waits
             without limit.
         access: Options for a store, as in `onnxarchive.open`.
