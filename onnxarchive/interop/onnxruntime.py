@@ -112,9 +112,10 @@ def session(
 
     With `optimized_model_filepath` in `sess_options`, ONNX Runtime writes a `.onnx` whose large
     tensors refer to offsets in the archive. ONNX Runtime can read it only from the archive's
-    directory. After the archive is replaced or edited, it gives wrong results without an error. The
-    session config entry `session.optimized_model_external_initializers_file_name` gives it a data
-    file of its own. A `.ort` contains its weights.
+    directory. After the archive is replaced or edited, this `.onnx` gives wrong results without an
+    error. With the session config entry
+    `session.optimized_model_external_initializers_file_name`, it has a data file of its own. A
+    `.ort` contains its weights.
 
     Args:
         path: The archive: an open `Archive`, or an argument for `onnxarchive.open`. Without a local
