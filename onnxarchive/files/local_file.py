@@ -24,6 +24,7 @@ from onnxarchive.errors import (
 from onnxarchive.files import locking
 from onnxarchive.files.data import File
 from onnxarchive.files.locking import OfOneProcess
+from onnxarchive.files.paths import kind_of
 
 # How the system reads a mapped file ahead.
 Prefetch: TypeAlias = Literal["willneed", "populate"]
@@ -45,13 +46,6 @@ _MAX_COPIED = min(1 << 31, sys.maxsize)  # bytes that are copied if they cannot 
 _READ_SIZE = 1 << 30  # limit in bytes for one system call that reads into memory
 PATIENCE = 1.0  # seconds in which others close a file that Windows is to replace
 _PAUSE = 0.01  # seconds between two tries
-_KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISLNK, "a symbolic link"),
-)
 
 
 class _Descriptor:
@@ -594,11 +588,6 @@ class PositionalWriter:
         """The `nbytes` bytes of the file before the next piece, or all if there are fewer."""
         nbytes = min(nbytes, self.offset)
         return self._file.read(self.offset - nbytes, nbytes)
-
-
-def kind_of(mode: int) -> str:
-    """The kind of a file that is not regular, by its `st_mode`, for messages."""
-    return next((name for test, name in _KINDS if test(mode)), "another kind")
 
 
 def _not_regular(path: str, kind: str, rule: str | None) -> ArchiveFormatError:

@@ -17,7 +17,6 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, path_in_errors, quoted
-from onnxarchive.files.local_file import kind_of
 
 # On Windows: names of devices, with any extension; names with other characters than it allows; and
 # those that end with a dot or a space, which it cuts off.
@@ -34,6 +33,13 @@ _PASSED = getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
 _NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0)
 HAS_DIR_FD = os.open in os.supports_dir_fd  # not on Windows
 _MAX_PATH_NBYTES = 1024  # of macOS
+_KINDS = (
+    (stat.S_ISDIR, "a directory"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISLNK, "a symbolic link"),
+)
 
 
 class OutsideError(ArchiveFormatError):
@@ -304,3 +310,8 @@ def require_no_tilde(target: str | os.PathLike[str]) -> None:
 def directory_of(path: str | os.PathLike[str]) -> str:
     """The directory that contains the file at `path`, after links are resolved."""
     return os.path.dirname(os.path.realpath(path))
+
+
+def kind_of(mode: int) -> str:
+    """The kind of a file that is not regular, by its `st_mode`, for messages."""
+    return next((name for test, name in _KINDS if test(mode)), "another kind")
