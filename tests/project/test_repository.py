@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import re
@@ -34,6 +35,24 @@ def test_the_walks_name_the_rooms_that_they_pass() -> None:
 def test_the_table_has_each_room() -> None:
     rooms = CONTRIBUTING.partition("| beside the package |")[0]
     assert sorted(re.findall(r"^\| `(\w+)/` \|", rooms, re.MULTILINE)) == ROOMS
+
+
+def test_no_two_classes_of_the_package_have_one_name() -> None:
+    trees = [ast.parse(it.read_text()) for it in (ROOT / "onnxarchive").rglob("*.py")]
+    names = [
+        node.name.removeprefix("_")
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
+def test_no_room_has_more_than_14_modules_and_no_module_more_than_600_lines() -> None:
+    modules = [it for it in (ROOT / "onnxarchive").rglob("*.py") if it.name != "__init__.py"]
+    rooms = [it.parent for it in modules]
+    assert {str(room) for room in rooms if rooms.count(room) > 14} == set()
+    assert {str(it) for it in modules if len(it.read_text().splitlines()) > 600} == set()
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`([a-z_]+/[\w/.]*)`", CONTRIBUTING))))
