@@ -340,7 +340,10 @@ class Report(ABC):
 
     @abstractmethod
     def broken(self, rule: str, message: str, *, entry: str | None = None) -> None:
-        """Reports a broken rule of `spec/rules.toml`: the expected and the found value."""
+        """Reports a broken rule of `spec/rules.toml`; the message says what is wrong.
+
+        A message has the expected and the found value only if two values are compared.
+        """
 
 
 class Strict(Report):

@@ -223,8 +223,8 @@ def check_names(
         if folded in seen:
             report.broken(
                 "NAME-2",
-                "expected no earlier entry with this name in upper, lower or mixed case, found "
-                f"{quoted(seen[folded])}",
+                f"the earlier entry {quoted(seen[folded])} has the same name in upper, lower or "
+                "mixed case",
                 entry=name,
             )
         seen[folded] = name
@@ -243,8 +243,7 @@ def _check_versions(reserved: Sequence[str], report: Report) -> None:
         if not is_model(name):
             report.broken(
                 "VERSION-1",
-                "expected only names of models to begin with two underscores, found "
-                f"{quoted(name)}: {origin}",
+                f"only names of models begin with two underscores, not {quoted(name)}: {origin}",
                 entry=name,
             )
 
@@ -266,8 +265,7 @@ def _check_models(
     if are_all and before != sorted(further):
         report.broken(
             "MODEL-4",
-            f"expected the further models in ascending order directly before {MODEL_PROTO}, found "
-            "them elsewhere or in another order",
+            f"the further models are not in ascending order directly before {MODEL_PROTO}",
             entry=further[0],
         )
 
@@ -279,7 +277,7 @@ def _check_folders(assets: list[tuple[str, str]], report: Report) -> None:
         if folder is not None and path.startswith(folder[0] + "\0"):
             report.broken(
                 "NAME-2",
-                f"expected {quoted(folder[1])} to be a folder, found an entry with this name",
+                f"its folder has the name of the entry {quoted(folder[1])}",
                 entry=name,
             )
         else:

@@ -163,7 +163,7 @@ class PackedSet:
             version, machine = _of(str, index["onnxruntime"]), _of(str, index["machine"])
             return cls(version, machine, weights, unpacked)
         except (KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"expected an index of packed weights, found {error!r}") from None
+            raise ValueError(f"this is no index of packed weights: {error!r}") from None
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
@@ -227,7 +227,7 @@ def packed_sets(
             packed = PackedSet.of_json(bytes(read(name)))
             if packed.folder + INDEX != name:
                 raise ValueError(
-                    f"expected the index of this folder, found that of {quoted(packed.folder)}"
+                    f"the index is that of the folder {quoted(packed.folder)}, not of its own"
                 )
         except ArchiveFormatError as error:
             faults.append(error.message)
@@ -270,7 +270,7 @@ def fault_of(forms: Forms) -> str | None:
     if len(files) > MAX_BUFFERS:
         return f"expected at most {MAX_BUFFERS} packed buffers of a weight, found {len(files)}"
     if len(set(files)) < len(files):
-        return "expected each packed buffer once in a weight, found one again"
+        return "a weight has a packed buffer twice"
     return None
 
 

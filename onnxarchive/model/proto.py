@@ -84,7 +84,7 @@ def parse(data: bytes, report: Report, entry: str = MODEL_PROTO) -> onnx.ModelPr
     model = fault = None
     try:
         if wire.have_more_messages([data], MAX_MESSAGES):
-            fault = f"expected at most {MAX_MESSAGES} messages, found more"
+            fault = f"the model has more than {MAX_MESSAGES} messages, the limit"
         else:
             graphs = wire.count_graphs(data)
             model = serialization.parse(onnx.ModelProto, data)
@@ -93,7 +93,7 @@ def parse(data: bytes, report: Report, entry: str = MODEL_PROTO) -> onnx.ModelPr
                 fault = f"expected one graph, found {graphs}, which protobuf would merge"
     except (ArchiveFormatError, DecodeError) as error:
         fault = (
-            "expected a serialized ModelProto whose messages are nested at most 100 deep, found: "
+            "this is no serialized ModelProto whose messages are nested at most 100 deep: "
             f"{error.args[0]}"
         )
     if fault is None:
@@ -111,7 +111,7 @@ def check_messages_together(models: Iterable[Buffer], report: Report) -> bool:
     if are_too_many:
         report.broken(
             "MODEL-3",
-            f"expected at most {MAX_MESSAGES} messages in all models together, found more",
+            f"all models together have more than {MAX_MESSAGES} messages, the limit",
             entry=MODEL_PROTO,
         )
     return not are_too_many
@@ -122,7 +122,7 @@ def _incomplete(model: onnx.ModelProto) -> str | None:
     missing = [*filterfalse(model.HasField, ("ir_version", "graph"))]
     if not missing:
         return None
-    return f"expected a model with ir_version and graph, found no {' and no '.join(missing)}"
+    return f"the model has no {' and no '.join(missing)}"
 
 
 def take_link_fingerprint(model: onnx.ModelProto) -> str | None:
@@ -197,7 +197,7 @@ def check_all_references(
         checked[name] = _check_model(model, name, sizes, report, are_all, named)
     for key in sizes if are_all_models else ():
         if key not in named:
-            report.broken("DATA-2", "expected a tensor with this location, found none", entry=key)
+            report.broken("DATA-2", "no tensor uses this entry", entry=key)
     if len(models) > 1:
         _check_shared(checked, report)
     return checked
@@ -250,7 +250,7 @@ def _check_model(
         elif pairs:
             report.broken(
                 "DATA-7",
-                f"{ref}: expected data_location EXTERNAL beside external_data, found another value",
+                f"{ref}: data_location is not EXTERNAL, although there is external_data",
                 entry=entry,
             )
     named.update(refs.positions)
@@ -295,10 +295,10 @@ def _check_reference(
     if key is not None and not is_new:
         broken(
             "DATA-3",
-            f"expected one tensor with this location, found {refs[key].where} and {ref}",
+            f"{refs[key].where} and {ref} use this entry; each needs its own",
         )
     elif key is None and location is not None and are_all:
-        broken("DATA-1", f"{ref}: expected the key of an entry, found location {quoted(location)}")
+        broken("DATA-1", f"{ref}: no entry has the key {quoted(location)}, its location")
     if reference is not None:
         if reference.offset:
             broken("DATA-5", f"{ref}: expected offset 0, found {reference.offset}")
@@ -314,7 +314,7 @@ def _check_tensor(ref: TensorRef, nbytes: int | None, broken: Callable[[str, str
     data = {*tensors.DATA_FIELDS, "segment"}
     fields = [field.name for field, _ in tensor.ListFields() if field.name in data]
     if fields:  # even an empty raw_data
-        broken("DATA-7", f"{ref}: expected no data beside external_data, found {', '.join(fields)}")
+        broken("DATA-7", f"{ref}: there is data beside external_data, in {', '.join(fields)}")
     data_type = dtypes.BY_NUMBER.get(tensor.data_type)
     if data_type is None:
         broken(

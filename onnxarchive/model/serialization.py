@@ -114,8 +114,8 @@ def _failure(message: Message, error: Exception) -> Exception:
     if isinstance(error, EncodeError) and _max_nbytes(message) <= wire.MAX_MESSAGE_BYTES:
         return MemoryError("protobuf cannot serialize the model")
     return ArchiveFormatError(
-        "expected a model that protobuf can serialize (less than 2 GiB, not counting its external "
-        f"tensors), found: {error}",
+        "protobuf cannot serialize the model, which must be less than 2 GiB, not counting its "
+        f"external tensors: {error}",
         rule="MODEL-2",
     )
 

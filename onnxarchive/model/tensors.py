@@ -237,9 +237,9 @@ def require_no_data(ref: TensorRef) -> None:
     fields = ", ".join(data_fields(ref.tensor)) if has_data(ref.tensor) else ""
     if fields:
         raise ArchiveFormatError(
-            f"{ref}: expected no data beside data_location EXTERNAL, found {fields}; to store the "
-            "data in these fields, clear external_data and set data_location to DEFAULT; to keep "
-            f"the external data, clear {fields}"
+            f"{ref}: there is data beside data_location EXTERNAL, in {fields}; to store the data "
+            "in these fields, clear external_data and set data_location to DEFAULT; to keep the "
+            f"external data, clear {fields}"
         )
 
 
@@ -251,9 +251,9 @@ def require_no_address(ref: TensorRef) -> None:
     """
     if location(ref.tensor) in _IN_MEMORY:
         raise ArchiveFormatError(
-            f"{ref}: expected its data in a file, found an address in the memory of the process "
-            "of ONNX Runtime that wrote the model; let that program write the model anew, with "
-            "its weights"
+            f"{ref}: its data is not in a file, but at an address in the memory of the process of "
+            "ONNX Runtime that wrote the model; let that program write the model anew, with its "
+            "weights"
         )
 
 
@@ -303,9 +303,7 @@ def external_type(ref: TensorRef) -> DataType:
     data_type = stored_type(tensor)
     if data_type is None:
         if tensor.HasField("segment"):
-            raise ArchiveFormatError(
-                f"{ref}: expected no data beside data_location EXTERNAL, found segment"
-            )
+            raise ArchiveFormatError(f"{ref}: there is a segment beside data_location EXTERNAL")
         raise ArchiveFormatError(
             f"{ref}: expected external data of a fixed-width type and of a shape that an array can "
             f"have, found data type {tensor.data_type} and dims {quoted(tensor.dims)}"
@@ -384,9 +382,7 @@ def external_data(
             entry=entry,
         )
     if location is None:
-        report.broken(
-            "DATA-4", f"{ref}: expected a location in external_data, found none", entry=entry
-        )
+        report.broken("DATA-4", f"{ref}: external_data has no location", entry=entry)
     numbers: dict[str, int] = {}
     for key in (OFFSET, LENGTH):
         value = pairs.get(key)

@@ -431,7 +431,9 @@ def _varints(payload: memoryview, offset: int) -> Iterator[npt.NDArray[np.uint64
         if not ends.size or widths.max() > MAX_VARINT_WIDTH:
             bad = firsts[(widths > MAX_VARINT_WIDTH).argmax()] if ends.size else 0
             raise malformed(
-                offset + start + int(bad), f"a varint of at most {MAX_VARINT_WIDTH} bytes", "none"
+                offset + start + int(bad),
+                f"a varint of at most {MAX_VARINT_WIDTH} bytes",
+                "a longer one",
             )
         if start + piece.size < len(payload):  # a varint or group that is cut begins the next piece
             count = ends.size - ends.size % _CODES_IN_GROUP

@@ -206,7 +206,9 @@ def _read_varint(
             return value, position + 1
         shift += VARINT_BITS
     raise malformed(
-        start, f"a varint of at most {max_width} bytes that ends at byte {stop} or before", "none"
+        start,
+        f"a varint of at most {max_width} bytes that ends at byte {stop} or before",
+        "a longer one",
     )
 
 

@@ -120,9 +120,9 @@ def _describe_rest(file: File, size: int) -> str:
     """Describes the bytes after an archive of this size: their number, and the first of them."""
     count = file.size - size
     first = file.read(size, min(count, _SHOWN_NBYTES))
-    rest = "1 byte" if count == 1 else f"{count:,} bytes"
+    rest = "1 byte follows" if count == 1 else f"{count:,} bytes follow"
     which = ":" if count == len(first) else ", which begin with"
-    return f"expected the archive's end at {size:,} bytes, found {rest} after it{which} {first!r}"
+    return f"the archive ends at {size:,} bytes, and {rest} it{which} {first!r}"
 
 
 def explain(file: File, error: ArchiveError, command: str, expected: str) -> str | None:
@@ -146,7 +146,7 @@ def explain(file: File, error: ArchiveError, command: str, expected: str) -> str
         advice = f"; 'onnxarchive recover --cut {command}' cuts off what follows" if command else ""
         return _describe_rest(file, chain.size) + advice
     if file.read(0, len(_COPIED_AS_TEXT)) == _COPIED_AS_TEXT:
-        return f"expected {expected}, found one that was copied as text: {AGAIN}, as a binary file"
+        return f"this is {expected} that was copied as text: {AGAIN}, as a binary file"
     missing = None if _has_end_record(file) else _missing(file, chain)
     if missing is not None:
         return f"{missing}; {INTERRUPTED}: {AGAIN}"
@@ -178,13 +178,13 @@ def _missing(file: File, chain: Chain) -> str | None:
     """Says how many bytes a file lacks at its end; None if it is not known to lack any."""
     if chain.size is not None and chain.size > file.size:
         lost = chain.size - file.size
-        return f"expected an archive of {chain.size:,} bytes, found it without the last {lost:,}"
+        return f"the file lacks the last {lost:,} of the {chain.size:,} bytes of the archive"
     if chain.missing:
         least = file.size + chain.missing
-        return f"expected an archive of {least:,} bytes or more, found its first {file.size:,}"
+        return f"the file has only {file.size:,} bytes of an archive of {least:,} bytes or more"
     rest = file.read(chain.end, LocalHeader.MAX_SIZE)
     if chain.entry_count and chain.size is None and _is_cut_header(rest):
-        return f"expected an archive of more than {file.size:,} bytes, found its beginning"
+        return f"the file has only the first {file.size:,} bytes of an archive"
     return None
 
 

@@ -206,9 +206,9 @@ class Finder:
         """
         all_stripped = [*map(_strip, models)]
         if wire.have_more_messages([one.data for one in all_stripped], proto.MAX_MESSAGES):
-            together = " in all models together" if len(models) > 1 else ""
+            models_have = "all models together have" if len(models) > 1 else "the model has"
             raise ArchiveFormatError(
-                f"expected at most {proto.MAX_MESSAGES} messages{together}, found more",
+                f"{models_have} more than {proto.MAX_MESSAGES} messages, the limit",
                 rule="MODEL-3",
             )
         sources = [*map(self._source, all_stripped)]

@@ -287,8 +287,8 @@ class Writer(Closing):
                 continue
             if key in refs:
                 raise ArchiveFormatError(
-                    f"expected one tensor with the data of {self._added[key].name!r}, found "
-                    f"{refs[key]} and {ref}"
+                    f"{refs[key]} and {ref} both have the data of {self._added[key].name!r}; add a "
+                    "tensor for each"
                 )
             refs[key] = ref
         return {ref.path: key for key, ref in refs.items()}

@@ -133,7 +133,8 @@ def read_directory(data: bytes, bounds: Bounds, report: Report) -> Directory:
     if not listed:
         if bounds.entry_count == 0 and bounds.offset:
             report.broken(
-                "ZIP-6", f"expected entries up to the directory at {bounds.offset}, found none"
+                "ZIP-6",
+                f"there are no entries, but bytes before the directory at offset {bounds.offset}",
             )
         return EMPTY._replace(is_whole=is_whole)
     # Some zip readers add the number of bytes before the first entry to each offset, others do not.
@@ -204,8 +205,8 @@ def _list(data: bytes, bounds: Bounds, report: Report) -> list[_Listed]:
             if record is None:
                 report.broken(
                     "ZIP-4",
-                    f"expected directory record {index + 1} of {bounds.entry_count} at offset "
-                    f"{bounds.offset + position}, found none",
+                    f"there is no directory record at offset {bounds.offset + position}, where "
+                    f"record {index + 1} of {bounds.entry_count} should be",
                 )
                 return listed
             item = _check_record(record, report)

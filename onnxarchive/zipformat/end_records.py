@@ -70,9 +70,9 @@ def locate(tail: bytes, file_size: int, report: Report) -> Bounds | None:
     if end is None or end.comment_size:
         report.broken(
             "ZIP-2",
-            f"expected an end record without comment in the last {EndRecord.SIZE} of "
-            f"{file_size} bytes, found none; the file is not an archive, other bytes follow it, or "
-            f"its end is missing: {INTERRUPTED}",
+            f"there is no end record without comment in the last {EndRecord.SIZE} of {file_size} "
+            "bytes; the file is not an archive, other bytes follow it, or its end is missing: "
+            f"{INTERRUPTED}",
         )
         return None
     end_offset = file_size - EndRecord.SIZE
@@ -105,9 +105,7 @@ def _locate_zip64(tail: bytes, file_size: int, report: Report) -> Bounds | None:
     locator = Zip64Locator.unpack(tail, locator_position)
     record = Zip64EndRecord.unpack(tail, record_position)
     if locator is None:
-        report.broken(
-            "ZIP64-1", "expected a Zip64 locator before the saturated end record, found none"
-        )
+        report.broken("ZIP64-1", "there is no Zip64 locator before the saturated end record")
         return None
     if locator.record_disk or locator.disks != 1:
         report.broken(
@@ -118,8 +116,8 @@ def _locate_zip64(tail: bytes, file_size: int, report: Report) -> Bounds | None:
     if record is None:
         report.broken(
             "ZIP64-3",
-            f"expected the Zip64 end record directly before the Zip64 locator, at offset "
-            f"{record_offset}, found no record there",
+            "there is no Zip64 end record directly before the Zip64 locator, at offset "
+            f"{record_offset}",
         )
         return None
     if locator.record_offset != record_offset:
@@ -151,9 +149,9 @@ def _locate_zip64(tail: bytes, file_size: int, report: Report) -> Bounds | None:
     ):
         report.broken(
             "ZIP64-1",
-            "expected no Zip64 end record for values that fit the end record "
+            "there is a Zip64 end record, although the values fit the end record "
             f"({record.entry_count} entries, {record.directory_size} bytes at offset "
-            f"{record.directory_offset}), found one",
+            f"{record.directory_offset})",
         )
     return Bounds(record.directory_offset, record.directory_size, record.entry_count)
 
@@ -222,9 +220,9 @@ def check_false_ends(
             owner = bisect.bisect_right(header_offsets, offset) - 1
             report.broken(
                 "ZIP-16",
-                f"expected no false end record in the last {SEARCHED_SIZE} bytes of the file, "
-                f"found {kind} at offset {offset}, which some zip readers would accept; compress a "
-                "file that is a zip itself, for example with gzip",
+                f"there is a false end record in the last {SEARCHED_SIZE} bytes of the file, "
+                f"{kind} at offset {offset}, which some zip readers would accept; compress a file "
+                "that is a zip itself, for example with gzip",
                 entry=names[owner] if owner >= 0 else None,
             )
     for called, offset in (
@@ -234,8 +232,8 @@ def check_false_ends(
         if layout.holds_signature(offset):
             report.broken(
                 "ZIP-16",
-                f"expected no signature of an end record in the {called}, where some zip readers "
-                f"would accept it, found {offset:#010x}",
+                f"the {called}, {offset:#010x}, has the signature of an end record, which some zip "
+                "readers would accept",
             )
 
 

@@ -201,8 +201,9 @@ def test_check_takes_several_archives_and_goes_on_after_one_that_it_cannot_read(
         sound, explanation, fault, again = captured.out.splitlines()
         valid = "valid (43 rules checked; weights not read, --full reads them)"
         assert sound == again == f"{archive}: {valid}"
-        assert "found it without the last 1; its download or copy may have been" in explanation
-        assert fault.startswith(f"{broken}: ZIP-2: expected an end record")
+        assert "the file lacks the last 1 of the " in explanation
+        assert "bytes of the archive; its download or copy may have been" in explanation
+        assert fault.startswith(f"{broken}: ZIP-2: there is no end record")
         error = f"onnxarchive: {missing}: No such file or directory\n"
         assert captured.err == (error if files else "")
         assert run("check", *files, archive, broken, "--json") == status

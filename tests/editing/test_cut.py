@@ -24,7 +24,7 @@ WHOLE = saved(weights(1), assets={"a.txt": b"a"})
 @pytest.mark.parametrize("rest", [b"\n", b"PK\5\6", bytes(9), WHOLE, WHOLE[500:]])
 def test_bytes_after_an_archive_are_cut_off_if_that_is_asked_for(path: Path, rest: bytes) -> None:
     path.write_bytes(WHOLE + rest)
-    with pytest.raises(ArchiveFormatError, match=f"found {len(rest):,} bytes? after it") as caught:
+    with pytest.raises(ArchiveFormatError, match=f"and {len(rest):,} bytes? follows? it") as caught:
         recover(path)
     assert repr(rest[:16]) in str(caught.value)
     assert f"onnxarchive recover --cut {path}" in str(caught.value).replace("'", "")

@@ -515,7 +515,7 @@ def test_a_link_of_more_messages_than_a_model_may_have_is_refused_unparsed(
     link.write_bytes(link.read_bytes() + onnx.ModelProto(metadata_props=[{}]).SerializeToString())
     with pytest.raises(onnxarchive.ArchiveFormatError) as caught:
         onnxarchive.check_link(link)
-    assert str(caught.value) == f"{link}: expected at most {count} messages, found more"
+    assert str(caught.value) == f"{link}: the model has more than {count} messages, the limit"
     assert caught.value.rule is None
 
 

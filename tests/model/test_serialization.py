@@ -73,7 +73,13 @@ def test_a_model_is_too_large_only_if_its_size_is_over_the_limit(
     with refuse, pytest.raises(MemoryError, match="protobuf cannot serialize the model"):
         serialization.serialize(model)
     monkeypatch.setattr(wire, "MAX_MESSAGE_BYTES", 4000)
-    with refuse, pytest.raises(ArchiveFormatError, match=r"less than 2 GiB.*found: refused"):
+    with (
+        refuse,
+        pytest.raises(
+            ArchiveFormatError,
+            match=r"cannot serialize the model, which must be less than 2 GiB.*: refused",
+        ),
+    ):
         serialization.serialize(model)
 
 

@@ -123,15 +123,15 @@ REPEATED = f"convert {FILE} {NEW}"
 ROWS: dict[str, Row] = {
     "bytes after the end": Row(
         appended(b"hello"),
-        "expected the archive's end at {:,} bytes, found 5 bytes after it: b'hello'",
+        "the archive ends at {:,} bytes, and 5 bytes follow it: b'hello'",
         CUT,
         FILE,
     ),
-    "a newline after the end": Row(appended(b"\n"), "found 1 byte after it: b'\\n'", CUT, FILE),
+    "a newline after the end": Row(appended(b"\n"), "and 1 byte follows it: b'\\n'", CUT, FILE),
     "much after the end": Row(
         appended(b"0123456789abcdef" * 99), "which begin with b'0123456789abcdef'", CUT, FILE
     ),
-    "twice": Row(lambda whole: whole * 2, "bytes after it, which begin with b'PK", CUT, FILE),
+    "twice": Row(lambda whole: whole * 2, "bytes follow it, which begin with b'PK", CUT, FILE),
     "zeros after the end": Row(
         appended(bytes(1 << 16)), "last edit was interrupted", f"'onnxarchive recover {FILE}'", FILE
     ),
@@ -163,17 +163,17 @@ ROWS: dict[str, Row] = {
     ),
     "truncated": Row(
         lambda whole: whole[:-100],
-        "an archive of {:,} bytes, found it without the last 100; its download or copy may have",
+        "lacks the last 100 of the {:,} bytes of the archive; its download or copy may have",
         AGAIN,
     ),
     "half": Row(
         lambda whole: whole[: len(whole) // 2],
-        "an archive of 32,896 bytes or more, found its first 24,928; its download or copy may",
+        "only 24,928 bytes of an archive of 32,896 bytes or more; its download or copy may",
         AGAIN,
     ),
     "cut in a header": Row(
         lambda whole: whole[: entry_of(whole, "b").header_offset + 9],
-        "expected an archive of more than 16,457 bytes, found its beginning",
+        "the file has only the first 16,457 bytes of an archive",
         AGAIN,
     ),
     "a flipped tensor": Row(

@@ -98,7 +98,7 @@ EVENING = [
     Step("ls s3://bucket/m.onnxa", 2, [": pip install obstore fsspec "], missing="obstore"),
     # Files that other tools and accidents have changed
     Step("info unfinished.onnxa", 3, ["'onnxarchive recover unfinished.onnxa' rolls the edit"]),
-    Step("info appended.onnxa", 3, ["found 5 bytes after it: b'hello'", f"'onnxarchive {CUT}'"]),
+    Step("info appended.onnxa", 3, ["5 bytes follow it: b'hello'", f"'onnxarchive {CUT}'"]),
     Step(CUT, 0, ["5 bytes after the archive cut off"]),
     Step(
         "info zipped.onnxa", 3, ["another tool wrote 'note.txt'", f"'onnxarchive {MEND} NEW.onnxa'"]
@@ -106,7 +106,7 @@ EVENING = [
     Step(f"{MEND} mended.onnxa", 0, ["left out, ", ": note.txt"]),
     Step("diff mended.onnxa model.onnx", 0, ["the same model and tensors"]),
     Step("convert flipped.onnxa new.onnxa", 3, ["entry 'layer_0_weight'", "download it again"]),
-    Step("info truncated.onnxa", 3, ["without the last 100", "copy or download it again"]),
+    Step("info truncated.onnxa", 3, ["lacks the last 100 of", "copy or download it again"]),
     Step("info 'a page.html'", 3, ["a page.html: ", "found an HTML page; its address is not that"]),
 ]
 

@@ -58,7 +58,7 @@ def refused(path: Path, entry: str | None) -> Iterator[None]:
         yield
     assert caught.value.rule == "ZIP-16"
     assert caught.value.entry == entry
-    assert "no false end record" in str(caught.value)
+    assert "there is a false end record" in str(caught.value)
     assert {it: it.read_bytes() for it in path.parent.iterdir()} == before
 
 
@@ -146,7 +146,7 @@ def test_a_shorter_model_that_brings_it_near_the_end_is_refused(
     long = changed(outside(record), documented("x" * 70_000))
     onnxarchive.save(long, path)
     before = path.read_bytes()
-    with pytest.raises(ArchiveFormatError, match="no false end record") as caught:
+    with pytest.raises(ArchiveFormatError, match="there is a false end record") as caught:
         replace_model(path, outside(record), **way)
     assert (caught.value.rule, caught.value.entry) == ("ZIP-16", "bad")
     assert path.read_bytes() == before
@@ -165,7 +165,7 @@ def test_a_pipe_is_left_without_an_archive(record: bytes) -> None:
 
     reader = threading.Thread(target=receive)
     reader.start()
-    error = r"entry 'bad': .*no false end record"
+    error = r"entry 'bad': .*there is a false end record"
     with open(writing, "wb") as pipe, pytest.raises(ArchiveFormatError, match=error):
         onnxarchive.save(outside(record), pipe)
     reader.join()

@@ -301,9 +301,12 @@ def test_a_complete_zip_before_zeros_is_no_unwritten_download(tmp_path: Path, nb
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: data[:-1], "expected an archive of {:,} bytes, found it without the last 1;"),
-        (lambda data: data[:-100], "bytes, found it without the last 100; its download or copy"),
-        (lambda data: data + b"\0", "end at {:,} bytes, found 1 byte after it: b'\\x00'"),
+        (lambda data: data[:-1], "the file lacks the last 1 of the {:,} bytes of the archive;"),
+        (
+            lambda data: data[:-100],
+            "last 100 of the {:,} bytes of the archive; its download or copy",
+        ),
+        (lambda data: data + b"\0", "ends at {:,} bytes, and 1 byte follows it: b'\\x00'"),
         (
             lambda data: data[:3] + b"\xff" + data[4:],
             "weight': expected a local header of ",

@@ -291,7 +291,7 @@ _BAD_LOCATION, _BAD_OFFSET, _BAD_KEY = map(
     [b"\x0a\x08location\x12\x02\xffx", b"\x0a\x06offset\x12\x02\xffx", b"\x0a\x02\xffx"],
 )
 _EXTERNAL: dict[str, Any] = {"name": "layer/w", "data_location": TensorProto.EXTERNAL}
-_BOTH = "expected no data beside data_location EXTERNAL, found raw_data; to store"
+_BOTH = "there is data beside data_location EXTERNAL, in raw_data; to store"
 # Tensors, and what is said of each.
 FAULTY: list[tuple[TensorProto, str]] = [
     (_outside(offset=4090), "offset 4090"),

@@ -413,9 +413,10 @@ def test_data_of_an_external_tensor_is_refused_with_the_remedy(target: Path, fie
     with pytest.raises(ArchiveFormatError) as caught:
         onnxarchive.save(model, target)
     assert str(caught.value).endswith(
-        "tensor 'layer/w' (graph.initializer[2]): expected no data beside data_location EXTERNAL, "
-        f"found {field}; to store the data in these fields, clear external_data and set "
-        f"data_location to DEFAULT; to keep the external data, clear {field}"
+        "tensor 'layer/w' (graph.initializer[2]): there is data beside data_location EXTERNAL, in "
+        f"{field}; to store the data in these fields, clear external_data and set data_location "
+        "to DEFAULT; to keep the external data, clear "
+        f"{field}"
     )
     assert not target.exists()
     tensor.ClearField("external_data")
