@@ -218,7 +218,7 @@ def convert(
         location = Location.of(source, **access)
         if location.path is None or not os.path.isdir(location.path):
             raise ValueError(
-                f'{location.name}: expected a local directory for models="all" (--all-models)'
+                f'{location.name}: models="all" (--all-models) takes a local directory'
             )
         repository = models_of_repository(location.path, default, include)
         sources = repository.models

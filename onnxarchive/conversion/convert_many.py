@@ -258,7 +258,7 @@ def _tasks(source: Location, folder: Location, met: set[str]) -> Iterator[_Task]
     except (OSError, ArchiveError, ImportError) as error:
         note(error)
     if not has_model and not faults:
-        message = "expected a model in this tree, found none"
+        message = "there is no model in this tree"
         note(FileNotFoundError(errno.ENOENT, message, source.name))
     yield from faults
 

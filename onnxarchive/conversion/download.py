@@ -102,7 +102,7 @@ def path_of(address: Address, path: str | os.PathLike[str] | None) -> str:
             name = unquote(name)
         if name in ("", os.curdir, os.pardir) or os.path.basename(name) != name or "\0" in name:
             raise ValueError(
-                f"{address.name}: expected a URL that ends with a file name; give a path, too"
+                f"{address.name}: the URL does not end with a file name; give a path, too"
             )
         with with_path(address.name):
             require_file_names([name])

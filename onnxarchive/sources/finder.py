@@ -109,20 +109,19 @@ def _parse(stripped: _StrippedFile) -> onnx.ModelProto:
     with recognised(stripped.view, expected="a model"):
         if wire.count_graphs(stripped.data) > 1:
             raise ArchiveFormatError(
-                "expected one graph, found several, which protobuf would merge; the file is two "
-                "models in one"
+                "the model has several graphs, which protobuf would merge; the file is two models "
+                "in one"
             )
         try:
             model = serialization.parse(onnx.ModelProto, stripped.data)
         except DecodeError as error:
             raise ArchiveFormatError(
-                f"expected a serialized ModelProto, found: {error}; the file is not a .onnx or is "
-                "damaged"
+                f"this is no serialized ModelProto ({error}); the file is not a .onnx or is damaged"
             ) from None
         if not model.HasField("graph"):
             raise ArchiveFormatError(
-                f"expected a model with a graph, found none in {stripped.file.size} bytes; the "
-                "file is not a .onnx"
+                f"there is no graph in the {stripped.file.size} bytes of the file; it is not a "
+                ".onnx"
             )
     proto.take_link_fingerprint(model)  # a link has one, a model in an archive has none
     return model
@@ -178,7 +177,7 @@ class Finder:
         file = self.find(path)
         if file is None:
             raise ArchiveFormatError(
-                f"expected a file at {path!r}, found none: it is a broken link or was removed"
+                f"there is no file at {path!r}: it is a broken link or was removed"
             )
         return file
 
@@ -275,8 +274,8 @@ class Finder:
             return self._in_file(ref)
         if tensor.external_data:
             raise ArchiveFormatError(
-                "expected data_location EXTERNAL beside external_data, found another value; set "
-                "it, or clear external_data"
+                "data_location is not EXTERNAL, although there is external_data; set it, or clear "
+                "external_data"
             )
         if self._is_torch_placeholder(ref):
             tensors.set_location(tensor, ref.name)
@@ -309,8 +308,12 @@ class Finder:
             if self.elsewhere is not None:
                 with contextlib.suppress(ArchiveFormatError):  # reported as a missing file
                     return self.elsewhere(ref)
-            message = f"expected {end} bytes in {location!r}, found no such file; copy this file "
-            raise _MissingFileError(f"{message}along with the model", location, end)
+            raise _MissingFileError(
+                f"the data file {location!r}, of {end} bytes or more, is missing; copy this file "
+                "along with the model",
+                location,
+                end,
+            )
         # Some writers state a length of 0 for "unknown".
         if reference.length and reference.length != nbytes:
             raise ArchiveFormatError(

@@ -57,7 +57,7 @@ _PRECISION: Final = re.compile(
     "_(fp16|fp32|bf16|u?int[48]|q4|q4f16|q8|bnb4|quantized|o[1-4])$", re.IGNORECASE
 )
 _MAX_SEARCHED = 1000  # folders in which models are looked for to name them in a message
-_EXPECTED_MODEL = f"expected one model ({MODEL_PROTO} or a file named *{MODEL_SUFFIX})"
+_MODEL = f"model ({MODEL_PROTO} or a file named *{MODEL_SUFFIX})"
 _REMEDY = "; other_files=True (--assets) adds them as assets"
 _NOT_SEARCHED = (
     "other files are not looked for beside a remote .onnx: name them as assets, or convert a copy "
@@ -127,8 +127,7 @@ class SourceReader:
         root, files = self._directory(directory or os.curdir, data_files)
         if not file.is_at(os.path.join(root.path, name)):
             raise ArchiveFormatError(
-                "expected the model in its directory, found another file there; its directory was "
-                "replaced while the model was opened"
+                "the directory of the model was replaced while the model was opened; try again"
             )
         (source,) = files.sources([file])
         source.compiled = files.look_for(source.compiled)
@@ -369,8 +368,8 @@ def _add_others(
         path = name.removeprefix(ASSET_PREFIX)
         if path in source.assets:
             raise ArchiveFormatError(
-                f"expected one file for the asset {path!r}, found {path!r} and "
-                f"{ASSET_PREFIX + path!r}; remove one of them"
+                f"{path!r} and {ASSET_PREFIX + path!r} are both the asset {path!r}; remove one of "
+                "them"
             )
         source.assets[path] = Range.whole(files.listed(name))
         source.others += (path,)
@@ -390,12 +389,12 @@ def _only_of_zip(names: list[str]) -> str:
     models = _uppermost([name for name in names if is_model_name(name)])
     if len(models) > 1:
         raise ArchiveFormatError(
-            f"{_EXPECTED_MODEL}, found {quoted_names(models)}; 'onnxarchive convert ONE.onnx "
+            f"expected one {_MODEL}, found {quoted_names(models)}; 'onnxarchive convert ONE.onnx "
             "NEW.onnxa --model ID=OTHER.onnx' packs several models, and --all-models those of a "
             "directory"
         )
     if not models:
-        raise ArchiveFormatError(f"{_EXPECTED_MODEL}, found none")
+        raise ArchiveFormatError(f"there is no {_MODEL}")
     return models[0]
 
 
@@ -411,9 +410,10 @@ def _only_of_directory(path: str, root: Root, names: list[str]) -> str:
         return uppermost[0]
     models = [*map(PurePosixPath, _models_below(root, _MAX_SEARCHED))]
     if not models:
-        raise ArchiveFormatError(f"{_EXPECTED_MODEL}, found none")
+        raise ArchiveFormatError(f"there is no {_MODEL}")
     where = "" if uppermost else " in folders below"
-    lines = [f"{path}: {_EXPECTED_MODEL}, found {len(models):,}{where} (bytes with their data):"]
+    count = f"{len(models):,}{where}"
+    lines = [f"{path}: expected one {_MODEL}, found {count} (bytes with their data):"]
     lines += [f"{_nbytes_with_data(root, model):>17,}  {model}" for model in models[:_MAX_LISTED]]
     if len(models) > _MAX_LISTED:
         lines.append(f"and {len(models) - _MAX_LISTED:,} more")
@@ -527,8 +527,8 @@ def _repository(
             raise ValueError(f"{path}: expected a file name that gives {keys.MODEL_ID}; rename it")
         if identifier in models:
             raise ValueError(
-                f"expected models with different ids, found {models[identifier]} and {path}, both "
-                f"with the id {identifier!r}; choose with include=PATTERN (--include PATTERN)"
+                f"{models[identifier]} and {path} would both get the id {identifier!r}; choose "
+                "with include=PATTERN (--include PATTERN)"
             )
         models[identifier] = path
     in_archive = {*paths}
@@ -555,7 +555,7 @@ def _chosen(
         hint = f"; {names} become models only if a pattern of --include matches them"
     elif onnx_files:
         hint = f"; {names} match no pattern of --include"
-    raise ArchiveFormatError(f"expected a file named *{MODEL_SUFFIX}, found none{hint}")
+    raise ArchiveFormatError(f"there is no file named *{MODEL_SUFFIX}{hint}")
 
 
 def _default(paths: list[PurePosixPath], default: str | None, directory: str) -> PurePosixPath:

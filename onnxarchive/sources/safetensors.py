@@ -93,7 +93,7 @@ def read_safetensors(
         elements: dict[str, TensorData] = {}
         for name in stored if names is None else names:
             if name not in ranges:
-                message = f"expected the name of a tensor of the file, found {quoted(name)}"
+                message = f"the file has no tensor {quoted(name)}"
                 raise TensorNotFoundError(message, name=name, names=ranges)
             (begin, end), fields = ranges[name], header[name]
             if fields["dtype"] not in _NAMES:

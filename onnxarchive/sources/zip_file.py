@@ -113,14 +113,13 @@ def read_zip(view: memoryview, temporary: str | None) -> tuple[dict[str, ZippedF
             folded = name.encode().lower()  # of ASCII alone, as file systems may do
             if folded in names:
                 raise ArchiveFormatError(
-                    "expected every name once, ignoring case, found an earlier entry "
-                    f"{names[folded]!r}"
+                    f"the earlier entry {names[folded]!r} has the same name, ignoring case"
                 )
             start = entry.header_offset
             if start < end or (start > 0 and not names):
                 expected = f"{end} or later, after the entry before it" if names else "0"
                 raise ArchiveFormatError(
-                    f"expected its local header at offset {expected}, found it at {start}: entries "
+                    f"its local header is at offset {start}, not at offset {expected}: entries "
                     "overlap, or bytes were put before them"
                 )
             names[folded] = name
@@ -141,7 +140,7 @@ def read_zip(view: memoryview, temporary: str | None) -> tuple[dict[str, ZippedF
             files[name] = ZippedFile(reader, entry, name, crc32, compressed, temporary)
     if nbytes >= _MAX_NBYTES:
         raise ArchiveFormatError(
-            f"expected less than {_MAX_NBYTES} bytes in all entries, found more"
+            f"all entries together have {_MAX_NBYTES} bytes or more, which is too many"
         )
     dropped += _unused(view, end, directory, slack, "before the central directory")
     return files, dropped
@@ -155,8 +154,8 @@ def _find_directory(view: memoryview) -> tuple[int, int]:
     end = EndRecord.unpack(tail, position)
     if end is None:
         raise ArchiveFormatError(
-            f"expected an end record in the last {len(tail)} bytes of {len(view)}, found none: "
-            f"the file is not a zip, or its end is missing: {INTERRUPTED}"
+            f"there is no end record in the last {len(tail)} bytes of {len(view)}: the file is "
+            f"not a zip, or its end is missing: {INTERRUPTED}"
         )
     comment_nbytes = len(tail) - position - EndRecord.SIZE
     if end.comment_size != comment_nbytes:
@@ -165,9 +164,7 @@ def _find_directory(view: memoryview) -> tuple[int, int]:
             f"{comment_nbytes} bytes"
         )
     if _SECOND_DIRECTORY.search(tail, position + EndRecord.SIZE):
-        raise ArchiveFormatError(
-            "expected one directory, found the signature of another in the comment"
-        )
+        raise ArchiveFormatError("the comment has the signature of another directory")
     last: EndRecord | Zip64EndRecord = end
     directory_end = tail_offset + position
     locator = Zip64Locator.unpack(view, directory_end - Zip64Locator.SIZE)
@@ -177,7 +174,7 @@ def _find_directory(view: memoryview) -> tuple[int, int]:
     size, offset, count = last.directory_size, last.directory_offset, last.entry_count
     if (last.disk, last.directory_disk, last.disk_entry_count) != (0, 0, count):
         raise UnsupportedFeatureError(
-            f"expected a zip in one file, found one part of a split zip: disk {last.disk}, and "
+            f"the file is one part of a split zip: disk {last.disk}, and "
             f"{last.disk_entry_count} of {count} directory records on it"
         )
     if offset + size != directory_end:
@@ -230,8 +227,8 @@ def _unused(view: memoryview, start: int, end: int, slack: int, where: str) -> l
     second = _SECOND_DIRECTORY.search(view[start:end])
     if second is not None:
         raise ArchiveFormatError(
-            f"expected one directory, found the signature of another in unused bytes at offset "
-            f"{start + second.start()}, {where}"
+            f"unused bytes at offset {start + second.start()}, {where}, have the signature of "
+            "another directory"
         )
     if end - start <= slack:
         return []
@@ -250,12 +247,12 @@ def _name(entry: zipfile.ZipInfo) -> str:
     if not (name.isascii() or entry.flag_bits & records.FLAG_UTF8):
         # Info-ZIP's zip and the Finder of macOS write UTF-8 without marking it.
         raise ArchiveFormatError(
-            "expected a name in ASCII or marked as UTF-8, found another one; make the zip with a "
-            "tool that marks names, such as 7z or Python's zipfile"
+            "the name is neither in ASCII nor marked as UTF-8; make the zip with a tool that marks "
+            "names, such as 7z or Python's zipfile"
         )
     path = name.removeprefix(_HERE)
     if name != _HERE and not is_plain_path(path.removesuffix("/")):
-        raise ArchiveFormatError(f"expected {PLAIN_PATH}, found another name")
+        raise ArchiveFormatError(f"the name is not {PLAIN_PATH}")
     return path or name
 
 
@@ -291,8 +288,8 @@ def _data_offset(before: memoryview, entry: zipfile.ZipInfo) -> int:
     header = LocalHeader.unpack(before, entry.header_offset)
     if header is None:
         raise ArchiveFormatError(
-            f"expected its local header at offset {entry.header_offset}, before the directory at "
-            f"{len(before)}, found none"
+            f"there is no local header at offset {entry.header_offset}, before the directory at "
+            f"{len(before)}"
         )
     for what, expected, value in (
         ("name", entry.orig_filename.encode(), header.name),
@@ -375,7 +372,7 @@ class ZippedFile(File):
             )
             for piece in checksum(contents):
                 if checksum.nbytes > self.size:
-                    raise ArchiveFormatError(f"expected {self.size} bytes inflated, found more")
+                    raise ArchiveFormatError(f"it inflates to more than {self.size} bytes")
                 yield piece
             if checksum.nbytes != self.size:
                 raise ArchiveFormatError(
@@ -447,12 +444,10 @@ def _translated(error: Exception) -> ArchiveError:
     """The error for one of `_DAMAGE`."""
     reason = str(error) or type(error).__name__
     if isinstance(error, NotImplementedError):
-        return UnsupportedFeatureError(
-            f"expected a zip that Python's zipfile reads, found: {reason}"
-        )
+        return UnsupportedFeatureError(f"Python's zipfile cannot read this zip: {reason}")
     is_name = isinstance(error, UnicodeDecodeError)
-    expected = "names in UTF-8, as their flags state" if is_name else "an undamaged zip"
-    return ArchiveFormatError(f"expected {expected}, found: {reason}")
+    fault = "a name is not UTF-8, as its flags state" if is_name else "the zip is damaged"
+    return ArchiveFormatError(f"{fault}: {reason}")
 
 
 @contextlib.contextmanager

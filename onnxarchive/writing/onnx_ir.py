@@ -281,8 +281,8 @@ def data_of(tensor: onnx_ir.TensorProtocol) -> Data:
             )
             raise FileNotFoundError(
                 error.errno,
-                f"tensor {quoted(tensor.name or '')}: expected its external data, found no such "
-                f"file{advice}",
+                f"tensor {quoted(tensor.name or '')}: the file of its external data does not "
+                f"exist{advice}",
                 str(tensor.path),
             ) from error
         return Bytes(copy.getbuffer())

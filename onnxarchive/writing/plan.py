@@ -159,7 +159,7 @@ def refuse_external(ref: TensorRef) -> NoReturn:
     tensors.require_no_data(ref)
     tensors.require_no_address(ref)
     raise ArchiveFormatError(
-        f"{ref}: expected its data in the model, found it external; convert the file with "
+        f"{ref}: its data is external, not in the model; convert the file with "
         "onnxarchive.convert, or load the model with its external data"
     )
 

@@ -157,9 +157,9 @@ class Writer(Closing):
         new: set[str] = set()
         for name in names:
             if not name:
-                raise ValueError("expected the name of an initializer, found ''")
+                raise ValueError("the name of an initializer must not be empty")
             if name in self._key_of or name in new:
-                raise ValueError(f"expected each tensor once, found {name!r} again")
+                raise ValueError(f"the tensor {name!r} is added twice")
             new.add(name)
 
     def _write(self, name: str, elements: TensorData) -> str:

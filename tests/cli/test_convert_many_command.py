@@ -154,7 +154,7 @@ def test_files_and_trees_may_be_mixed_and_a_tree_without_models_is_told(
     assert "2 models converted, 0 failed" in capsys.readouterr().out
     (tmp_path / "empty").mkdir()
     told = output_of(capsys, "convert", tmp_path / "empty", *arguments, status=2)
-    assert f"{tmp_path / 'empty'}: expected a model in this tree, found none" in told
+    assert f"{tmp_path / 'empty'}: there is no model in this tree" in told
     assert "2 models converted, 1 failed" in told
 
 

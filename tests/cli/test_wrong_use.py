@@ -143,10 +143,11 @@ CASES: list[tuple[str, int, str]] = [
     (
         "models replace ARCHIVE faulty.onnx",
         3,
-        "onnxarchive: faulty.onnx: tensor 'w' (graph.initializer[0]): expected 1200 bytes in "
-        "'nowhere', found no such file; copy this file along with the model, or keep the .onnx "
-        "and give its data to each session: SessionOptions has add_external_initializers for "
-        "values by name, and add_external_initializers_from_files_in_memory for files\n",
+        "onnxarchive: faulty.onnx: tensor 'w' (graph.initializer[0]): the data file "
+        "'nowhere', of 1200 bytes or more, is missing; copy this file along with the model, or "
+        "keep the .onnx and give its data to each session: SessionOptions has "
+        "add_external_initializers for values by name, and "
+        "add_external_initializers_from_files_in_memory for files\n",
     ),
     ("models replace ARCHIVE ARCHIVE", 2, OTHER),
     (

@@ -33,7 +33,7 @@ LARGE = {"large0": 20, "large1": 3, "large2": 3, "large3": 3}  # the number of t
 GOOD = {*LARGE, "single", "ready"}
 FAILURES = {
     "models/broken": "expected",
-    "models/missing": "found no such file",
+    "models/missing": "is missing; copy this file",
     "models/denied": "the server refuses access (HTTP status 403, InvalidObjectState)",
     "bad": "key 'bad/../m.onnx'",
 }

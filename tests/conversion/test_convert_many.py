@@ -132,7 +132,7 @@ def test_an_empty_tree_and_a_missing_source_are_failures_and_stop_nothing(tmp_pa
     with pytest.raises(FileNotFoundError, match=r"missing\.onnx"):
         _found(missing)
     found = convert_many([empty, missing, _write(tmp_path / "m.onnx")], tmp_path / "out")
-    assert f"{empty}: expected a model" in str(found[0].error)
+    assert f"{empty}: there is no model in this tree" in str(found[0].error)
     assert found[1].error == f"{missing}: No such file or directory"
     assert found[2].error is None
 

@@ -194,7 +194,7 @@ def test_a_new_model_file_without_its_data_does_not_get_the_archives(
     alone = model_of(external(raw_tensor("w", dims=(300,)), "w"))
     (tmp_path / "alone.onnx").write_bytes(alone.SerializeToString())
     with (
-        refused(archive, ArchiveFormatError, "expected 1200 bytes in 'w', found no such file"),
+        refused(archive, ArchiveFormatError, "data file 'w', of 1200 bytes or more, is missing"),
         onnxarchive.edit(archive) as edit,
     ):
         edit.models["new"] = tmp_path / "alone.onnx"
@@ -521,7 +521,9 @@ def test_a_model_that_no_archive_could_have_is_refused(
 def test_a_model_file_that_names_an_unknown_key_is_refused(two: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.onnx"
     bad.write_bytes(model_of(external(W0, "nowhere")).SerializeToString())
-    with refused(two, ArchiveFormatError, "expected 1200 bytes in 'nowhere'") as caught:
+    with refused(
+        two, ArchiveFormatError, "data file 'nowhere', of 1200 bytes or more, is missing"
+    ) as caught:
         replace_model(two, bad)
     assert caught.value.path == str(bad)
     bad.write_bytes(b"no model")

@@ -169,7 +169,7 @@ def test_pairs_beside_no_data_are_refused(source: Callable[[Path], str], folder:
         (folder / DATA).write_bytes(complete[0].raw_data)
         write_model(folder / "m.onnx", model_of(*outside))
         message = refused(source(folder), folder)
-        assert "tensor 'w0' (graph.initializer[0]): expected data_location EXTERNAL" in message
+        assert "tensor 'w0' (graph.initializer[0]): data_location is not EXTERNAL" in message
         assert "set it, or clear external_data" in message
 
 
@@ -279,10 +279,10 @@ def test_a_missing_data_file_is_named_once(
     write_model(folder / "m.onnx", model_of(*outside))
     message = refused(source(folder), folder)
     assert message == (
-        f"1,000 tensors ('w0', 'w1', 'w2', ...): expected {1000 * nbytes} bytes in 'm.onnx_data', "
-        "found no such file; copy this file along with the model, or keep the .onnx and give its "
-        "data to each session: SessionOptions has add_external_initializers for values by name, "
-        "and add_external_initializers_from_files_in_memory for files"
+        f"1,000 tensors ('w0', 'w1', 'w2', ...): the data file 'm.onnx_data', of {1000 * nbytes} "
+        "bytes or more, is missing; copy this file along with the model, or keep the .onnx and "
+        "give its data to each session: SessionOptions has add_external_initializers for values "
+        "by name, and add_external_initializers_from_files_in_memory for files"
     )
 
 
@@ -295,7 +295,7 @@ def test_what_else_helps_against_missing_files_is_said_once(
     write_model(folder / "m.onnx", model_of(*missing))
     first, second, third = refused(source(folder), folder).splitlines()[1:]
     assert first.endswith("add_external_initializers_from_files_in_memory for files")
-    assert second.endswith("found no such file; copy this file along with the model")
+    assert second.endswith("is missing; copy this file along with the model")
     write_model(folder / "m.onnx", model_of(missing[2]))
     assert "SessionOptions" not in third + refused(source(folder), folder)
 

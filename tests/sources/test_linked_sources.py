@@ -424,5 +424,5 @@ def test_a_model_whose_directory_is_replaced_while_it_is_opened_is_refused(
         return read(reader, file, data_files)
 
     monkeypatch.setattr(SourceReader, "read_onnx", read_after_a_change)
-    with pytest.raises(ArchiveFormatError, match="its directory was replaced"):
+    with pytest.raises(ArchiveFormatError, match="the directory of the model was replaced"):
         onnxarchive.convert(tmp_path / "source" / "m.onnx", tmp_path / "m.onnxa")

@@ -106,10 +106,10 @@ def test_some_tensors_are_taken_in_their_order_and_under_other_names(path: Path)
     [
         (["F64", "none"], TensorNotFoundError, "'none'"),
         ("F64", TypeError, r"found a string; write \['F64'\]"),
-        (["F64", "F64"], ValueError, "'F64' again"),
-        ({"F64": "a", "F32": "a"}, ValueError, "'a' again"),
-        ({"F64": ""}, ValueError, "the name of an initializer, found ''"),
-        (["F64", "taken"], ValueError, "'taken' again"),
+        (["F64", "F64"], ValueError, "'F64' is added twice"),
+        ({"F64": "a", "F32": "a"}, ValueError, "'a' is added twice"),
+        ({"F64": ""}, ValueError, "the name of an initializer must not be empty"),
+        (["F64", "taken"], ValueError, "'taken' is added twice"),
         (["F64", "odd"], UnsupportedFeatureError, "'odd'.*'F6_E2M3'"),
     ],
 )

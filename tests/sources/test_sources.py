@@ -435,16 +435,11 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["directory", "zip"])
 @pytest.mark.parametrize(
-    ("names", "found"),
-    [
-        ([], "found none"),
-        (["a.onnx", "b.onnx"], "found 'a.onnx', 'b.onnx'"),
-        (["a.onnx", "__MODEL_PROTO"], "found '__MODEL_PROTO', 'a.onnx'"),
-        (["a/m.onnx", "b/m.onnx"], "found 'a/m.onnx', 'b/m.onnx'"),
-    ],
+    "names",
+    [[], ["a.onnx", "b.onnx"], ["a.onnx", "__MODEL_PROTO"], ["a/m.onnx", "b/m.onnx"]],
     ids=["none", "two", "both", "in folders"],
 )
-def test_a_source_has_one_model(tmp_path: Path, kind: str, names: list[str], found: str) -> None:
+def test_a_source_has_one_model(tmp_path: Path, kind: str, names: list[str]) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "weights.bin").write_bytes(b"x")
     for name in names:
@@ -452,14 +447,15 @@ def test_a_source_has_one_model(tmp_path: Path, kind: str, names: list[str], fou
     source = tmp_path / "source"
     if kind == "zip":
         source = zipped(tmp_path / "m.zip", contents(source))
-    with pytest.raises(ValueError, match="one model") as caught:
+    fault = "expected one model" if names else "there is no model"
+    with pytest.raises(ValueError, match=rf"{fault} \(__MODEL_PROTO or") as caught:
         onnxarchive.convert(source, tmp_path / "m.onnxa")
     assert str(caught.value).startswith(f"{source}: ")
     # A directory with several models is no faulty file.
     is_choice = kind == "directory" and names != []
     assert isinstance(caught.value, ArchiveFormatError) != is_choice
-    for part in found.removeprefix("found ").split(", "):
-        assert part.strip("'") in str(caught.value)
+    for name in names:
+        assert name in str(caught.value)
     assert not (tmp_path / "m.onnxa").exists()
 
 

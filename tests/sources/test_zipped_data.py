@@ -176,12 +176,16 @@ def test_another_crc_is_an_error_that_names_both(method: int, crc32: int) -> Non
     )
 
 
+# What is wrong with the data of an entry.
+FAULT = "(expected .*found .|it inflates to more than [0-9]+ bytes|the zip is damaged: .)"
+
+
 @compressing
 @pytest.mark.parametrize("by", [-len(TEXT), -TEXT.index(b"9"), -1, 1, 1 << 40])
 def test_another_size_is_an_error(method: int, by: int) -> None:
     file = entry_of(method, ENCODERS[method](TEXT), TEXT, nbytes=len(TEXT) + by)
     taken: list[int] = []
-    with pytest.raises(ArchiveError, match="entry 'folder/w': expected") as caught:
+    with pytest.raises(ArchiveError, match=f"entry 'folder/w': {FAULT}") as caught:
         taken.extend(map(len, Range.whole(file).pieces()))
     assert sum(taken) <= file.size
     assert caught.value.entry == "folder/w"
@@ -191,7 +195,7 @@ def test_another_size_is_an_error(method: int, by: int) -> None:
 @pytest.mark.parametrize("size", [0, 1, 3, 10, -20])
 def test_compressed_data_that_end_early_are_an_error(method: int, size: int) -> None:
     compressed = ENCODERS[method](TEXT)
-    with pytest.raises(ArchiveFormatError, match="expected"):
+    with pytest.raises(ArchiveFormatError, match=FAULT):
         inflated(method, compressed[:size], TEXT)
 
 
@@ -239,7 +243,7 @@ def test_lzma_data_of_nothing_may_have_no_end_marker() -> None:
 
 @pytest.mark.parametrize("by", [-len(SENTENCE), -5, -1, 1, 1 << 30])
 def test_another_size_than_that_of_lzma_without_end_marker_is_an_error(by: int) -> None:
-    with pytest.raises(ArchiveError, match="entry 'folder/w': expected"):
+    with pytest.raises(ArchiveError, match=f"entry 'folder/w': {FAULT}"):
         inflated(LZMA, PACKED_SENTENCE, SENTENCE, nbytes=len(SENTENCE) + by)
 
 
@@ -255,7 +259,7 @@ def test_another_size_than_that_of_lzma_without_end_marker_is_an_error(by: int) 
     ],
 )
 def test_a_wrong_lzma_header_is_an_error(header: bytes) -> None:
-    with pytest.raises(ArchiveError, match="entry 'folder/w': expected"):
+    with pytest.raises(ArchiveError, match=f"entry 'folder/w': {FAULT}"):
         inflated(LZMA, header + lzma_with_end_marker(TEXT)[9:] * (len(header) == 9), TEXT)
 
 

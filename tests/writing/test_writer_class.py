@@ -266,7 +266,7 @@ print(growth(lambda: write(20)))
 def test_a_name_is_added_once(path: Path) -> None:
     with Writer(path) as writer:
         writer.add("w", WEIGHT)
-        with pytest.raises(ValueError, match="'w' again"):
+        with pytest.raises(ValueError, match="'w' is added twice"):
             writer.add("w", WEIGHT)
         writer.finish(model_of())
     assert list(tensors_of(path)) == ["w"]
