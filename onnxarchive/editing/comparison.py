@@ -67,10 +67,10 @@ class ModelComparison:
         named = Counter(ref.name for ref in refs if ref.is_initializer)
         for name in sorted(elements):
             if named[name] != 1:
+                count = "several initializers" if named[name] else "no initializer"
                 raise ValueError(
-                    f"{self._contents.path}: expected one initializer named {quoted(name)}, whose "
-                    "elements were assigned to edit.tensors, found "
-                    f"{'several' if named[name] else 'none'}"
+                    f"{self._contents.path}: elements were assigned to "
+                    f"edit.tensors[{quoted(name)}], but the model has {count} of this name"
                 )
         keys: set[str] = set()
         for ref in refs:
@@ -94,7 +94,7 @@ class ModelComparison:
             fields = ", ".join(tensors.data_fields(ref.tensor))
             if fields:
                 raise ArchiveFormatError(
-                    f"{ref}: expected no data beside data_location EXTERNAL, found {fields}; "
+                    f"{ref}: there is data beside data_location EXTERNAL, in {fields}; "
                     f"edit.tensors[{quoted(ref.name)}] = array replaces the external data; to keep "
                     f"it, clear {fields}"
                 )

@@ -151,8 +151,8 @@ def edit(
             file.refuse_fork()
             if threading.get_ident() != thread:
                 raise ArchiveError(
-                    "expected the edit to end in the thread that began it, found another thread; "
-                    "nothing was written"
+                    "the edit ended in another thread than the one that began it; nothing was "
+                    "written: end it in the same thread"
                 )
             if not file.is_at(file.absolute_path):
                 raise ArchiveError(
@@ -194,8 +194,8 @@ def _require_one_name(path: str | os.PathLike[str], file: MappedFile) -> None:
     else:
         return
     raise ValueError(
-        f"{os.fspath(path)}: expected a file with one name, found {kind}; copy=True (--copy) "
-        "writes a new file at this path instead"
+        f"{os.fspath(path)}: this is {kind}; copy=True (--copy) writes a new file at this path "
+        "instead"
     )
 
 
@@ -352,10 +352,13 @@ class EditedModels(_EditedMapping[onnx.ModelProto]):
         """
         changes = self._changes
         self._require_further(old)
-        if not keys.is_model_id(new) or new in changes.drafts:
+        if not keys.is_model_id(new):
             raise ValueError(
-                f"{changes.archive.path}: expected an id that no model has, {keys.MODEL_ID}, got "
-                f"{new!r}"
+                f"{changes.archive.path}: expected {keys.MODEL_ID} as the new id, got {new!r}"
+            )
+        if new in changes.drafts:
+            raise ValueError(
+                f"{changes.archive.path}: there is a model with the id {new!r}; choose another id"
             )
         changes.drafts[new] = changes.drafts.pop(old)
         if changes.model_id == old:
@@ -364,8 +367,8 @@ class EditedModels(_EditedMapping[onnx.ModelProto]):
     def _require_further(self, id: str) -> None:
         if id == "":
             raise ValueError(
-                f"{self._changes.archive.path}: expected the id of a model other than the default "
-                "one, got ''; assign another model to replace the default one"
+                f"{self._changes.archive.path}: the default model, '', is neither removed nor "
+                "renamed; assign another model to replace it"
             )
         self._changes.draft(id)
 
@@ -439,7 +442,7 @@ class EditedAssets(_EditedMapping[bytes]):
 
     def _require(self, path: str) -> None:
         if path not in self:
-            message = f"expected the path of an asset, found {quoted(path)}"
+            message = f"there is no asset {quoted(path)}"
             raise self._changes.contents.not_found(message, path, self)
 
 
@@ -503,8 +506,9 @@ class EditedTensors(_EditedMapping["NDArray[Any]"]):
     def _ref(self, name: str) -> TensorRef:
         refs = self._refs(name)
         if len(refs) != 1:
+            count = f"{len(refs)} initializers have" if refs else "no initializer has"
             raise self._changes.contents.not_found(
-                f"expected one initializer named {quoted(name)}, found {len(refs)}",
+                f"{count} the name {quoted(name)}",
                 name,
                 self._draft.index if not refs else (),
             )

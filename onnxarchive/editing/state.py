@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 _PLACEHOLDER = "\0"  # no key begins with this character
 _OF_ANOTHER = (
-    "expected an external tensor of this archive, found one of another edit; assign the path of "
-    "the model, whose tensors are copied"
+    "it is an external tensor of another edit, not of this archive; assign the path of the model, "
+    "whose tensors are copied"
 )
 
 
@@ -166,8 +166,7 @@ class EditState:
         for file, state in self._states.items():
             if file.state() != state:
                 raise ArchiveFormatError(
-                    "expected a file that stays as it was assigned until the edit ends, found it "
-                    "changed; assign it again",
+                    "the file was changed after it was assigned to the edit; assign it again",
                     path=file.path,
                 )
 
@@ -205,9 +204,8 @@ class EditState:
             if is_foreign:
                 archive = "an unknown archive" if owner is None else owner.path
                 raise ValueError(
-                    f"{self.archive.path}: {ref}: expected an external tensor of this archive, "
-                    f"found one of {archive}; assign the open archive or its path, whose tensors "
-                    "are copied"
+                    f"{self.archive.path}: {ref}: it is an external tensor of {archive}, not of "
+                    "this archive; assign the open archive or its path, whose tensors are copied"
                 )
 
     def _has_entry(self, contents: Contents, key: str) -> bool:
@@ -279,8 +277,8 @@ class EditState:
             return None
         if entry is None and data.nbytes and position.offset + data.nbytes > end:
             raise ArchiveFormatError(
-                f"{ref}: expected external data in a tensor of the archive, found "
-                f"{data.nbytes} bytes at offset {position.offset}, in a model or the directory"
+                f"{ref}: its external data, {data.nbytes} bytes at offset {position.offset} of the "
+                "archive, is in a model or the directory, not in a tensor"
             )
         return None if entry is None else entry.name
 
@@ -291,7 +289,7 @@ def _of_open(data: Data, file: File) -> Data:
         file.read(0, 0)
     except ValueError as error:
         raise ValueError(
-            f"{file.path}: expected the archive that was assigned to an edit to stay "
-            "open until the edit ends, found it closed"
+            f"{file.path}: the archive was closed before the end of the edit to which it was "
+            "assigned; close it later"
         ) from error
     return data

@@ -39,9 +39,13 @@ class BinaryFile(File):
             if isinstance(error, OSError) and error.errno is not None:
                 add_name(error, file)
                 raise
-            raise ValueError(f"{self.path}: expected a seekable binary file") from error
+            raise ValueError(
+                f"{self.path}: the file object is not a seekable binary file"
+            ) from error
         if not is_binary:
-            raise ValueError(f"{self.path}: expected a binary file, found one open for text")
+            raise ValueError(
+                f"{self.path}: the file object is open for text; open it in binary mode"
+            )
         self.identity = id(file)
 
     def read(self, offset: int, size: int) -> bytes:

@@ -575,7 +575,7 @@ class PositionalWriter:
         """
         nbytes = memoryview(data).nbytes
         if self._end is not None and self.offset + nbytes > self._end:
-            raise ArchiveError(f"expected to write up to offset {self._end}, found more bytes")
+            raise ArchiveError(f"the bytes to write go beyond offset {self._end}, the limit")
         self._file.write(self.offset, data)
         self.offset += nbytes
         return nbytes

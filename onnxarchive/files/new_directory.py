@@ -265,8 +265,8 @@ class NewDirectory(OfOneProcess):
 
     def _replaced(self) -> ArchiveError:
         return ArchiveError(
-            f"expected the new directory {self.path}, found another one or none; another process "
-            "has renamed or replaced it; choose a directory where only you may write",
+            f"another process has renamed or replaced the new directory {self.path}; choose a "
+            "directory where only you may write",
             path=self._shown,
         )
 

@@ -248,9 +248,9 @@ def require_file_names(paths: Iterable[str]) -> None:
         names = path.split("/")
         if os.name == "nt" and any(_NOT_ON_WINDOWS.fullmatch(name) for name in names):
             raise UnsupportedFeatureError(
-                f"expected names that Windows can give to files, found {quoted(path)}: it is a "
-                "device, or has a character that Windows does not allow, or ends with a dot or a "
-                "space; nothing was written: write it on another system, or give it another name"
+                f"Windows cannot give the name {quoted(path)} to a file: it is a device, or has a "
+                "character that Windows does not allow, or ends with a dot or a space; nothing was "
+                "written: write it on another system, or give it another name"
             )
 
 
@@ -260,7 +260,7 @@ def require_no_input(target: str | os.PathLike[str], inputs: Iterable[str | None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samefile(target, path):
                 raise ValueError(
-                    f"{target!s}: expected another file than the input {path}; name another target"
+                    f"{target!s}: the target is also the input {path}; name another target"
                 )
 
 

@@ -251,11 +251,16 @@ class Replacement(Closing):
         """Refuses a file that another process has changed."""
         size = self.file.status().st_size
         is_same = self.file.is_at(self._new_path)
-        if not is_same or size != self.writer.offset:
+        if not is_same:
             raise ArchiveError(
-                f"expected the {self.writer.offset} bytes that were written to "
-                f"{self._new_path}, found {size if is_same else 'another file or none'}; "
-                "another process has changed it",
+                f"another process has replaced or removed {self._new_path}, to which "
+                f"{self.writer.offset} bytes were written",
+                path=self._path,
+            )
+        if size != self.writer.offset:
+            raise ArchiveError(
+                f"another process has changed {self._new_path}: expected the "
+                f"{self.writer.offset} bytes that were written, found {size}",
                 path=self._path,
             )
 

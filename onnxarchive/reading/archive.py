@@ -155,7 +155,7 @@ class Archive(Closing):
                 data = archive.read("layer_0_weight")
         """
         if name not in self.entries:
-            message = f"expected the name of an entry, found {quoted(name)}"
+            message = f"there is no entry {quoted(name)}"
             raise self._contents.not_found(message, name, self.entries)
         return self._contents.model(name) if is_model(name) else self._contents.view(name)
 
@@ -180,7 +180,7 @@ class Archive(Closing):
                 weight = archive.tensor_by_key("layer_0_weight")
         """
         if key not in self.tensors.refs:
-            message = f"expected the key of a tensor of the model, found {quoted(key)}"
+            message = f"no tensor of the model has the key {quoted(key)}"
             raise self._contents.not_found(message, key, self.tensors.refs)
         return self.tensors.array(key, self._contents.view(key))
 
@@ -303,8 +303,8 @@ class Archive(Closing):
         file = self._contents.file
         if not isinstance(file, MappedFile):
             raise TypeError(
-                f"{self.path}: expected a local file to pickle, found an archive in memory, in a "
-                "file object or at a URL; open it in the process that uses it"
+                f"{self.path}: an archive in memory, in a file object or at a URL cannot be "
+                "pickled; open it in the process that uses it"
             )
         file.fileno()  # raises if the file is closed
         reopen = partial(open, model=self.model_id, max_model_nbytes=self.max_model_nbytes)

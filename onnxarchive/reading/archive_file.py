@@ -121,8 +121,8 @@ def require_finished(file: MappedFile) -> None:
     """Refuses a locked file that ends with an undo log, with an UnfinishedEditError."""
     if unfinished_edit(file) is not None:
         raise UnfinishedEditError(
-            "expected a complete archive, found one whose last edit was interrupted; "
-            f"{recover_command(file.path)} rolls the edit back, and so does the next edit",
+            f"the last edit of the archive was interrupted; {recover_command(file.path)} rolls "
+            "the edit back, and so does the next edit",
             path=file.path,
         )
 

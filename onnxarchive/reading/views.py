@@ -86,7 +86,7 @@ class Tensors(NamedMapping["NDArray[Any]"]):
         named = self._ambiguous.get(name)
         if named is None:
             what = quoted(name) if isinstance(name, str) else repr(name)
-            message = f"expected the name of an initializer, found {what}"
+            message = f"there is no initializer {what}"
             raise self._contents.not_found(message, name, self._index)
         owners = ", ".join(
             f"tensor_by_key({one!r})" if isinstance(one, str) else f"model.{one.where}"
@@ -172,7 +172,7 @@ def array_in_model(ref: TensorRef) -> NDArray[Any]:
             return strings
     if tensor.HasField("segment"):
         found = "a segment of a tensor"
-    raise ArchiveFormatError(f"{ref}: expected a tensor that an array can hold, found {found}")
+    raise ArchiveFormatError(f"{ref}: an array cannot hold this tensor: {found}")
 
 
 class Assets(NamedMapping[bytes]):
@@ -205,7 +205,7 @@ class Assets(NamedMapping[bytes]):
     def entry(self, path: str) -> Entry:
         """The entry of the asset with this path; a TensorNotFoundError if there is none."""
         if path not in self._index:
-            message = f"expected the path of an asset, found {quoted(path)}"
+            message = f"there is no asset {quoted(path)}"
             raise self._contents.not_found(message, path, self._index)
         return self._index[path]
 
@@ -257,7 +257,7 @@ def require_model(models: Collection[str], model: str) -> None:
     """Refuses an id that none of the models has, with a ModelNotFoundError."""
     if model not in models:
         raise ModelNotFoundError(
-            f"expected the id of a model, one of {quoted_names(models)}, found "
-            f"{quoted(model) if isinstance(model, str) else repr(model)}"
-            f"{did_you_mean(model, [*models])}"
+            "there is no model with the id "
+            f"{quoted(model) if isinstance(model, str) else repr(model)}, "
+            f"only {quoted_names(models)}{did_you_mean(model, [*models])}"
         )

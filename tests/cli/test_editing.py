@@ -235,7 +235,7 @@ def test_a_file_with_further_names_is_changed_only_with_copy(
     name = archive.with_name("another name.onnxa")
     link(archive, name)
     message = error_of(capsys, *call(command, name))
-    assert message.startswith(f"onnxarchive: {name}: expected a file with one name, found a ")
+    assert message.startswith(f"onnxarchive: {name}: this is a ")
     assert message.endswith("; --copy writes a new file at this path instead\n")
     assert archive.read_bytes() == before
     result = result_of(capsys, *call(command, name), "--copy")
@@ -306,9 +306,8 @@ def test_recover_rolls_an_interrupted_edit_back_wherever_the_file_was_put(
         path = archive.with_name("moved.onnxa")
         put(archive, path)
     assert error_of(capsys, "info", path, status=3) == (
-        f"onnxarchive: {path}: expected a complete archive, found one whose last edit was "
-        f"interrupted; 'onnxarchive recover {shlex.quote(str(path))}' rolls the edit back, and so "
-        "does the next edit\n"
+        f"onnxarchive: {path}: the last edit of the archive was interrupted; 'onnxarchive "
+        f"recover {shlex.quote(str(path))}' rolls the edit back, and so does the next edit\n"
     )
     assert run("recover", path) == 0
     require(path, before)

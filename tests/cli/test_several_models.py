@@ -232,7 +232,7 @@ def test_a_model_is_only_added_with_a_new_id_and_only_replaced_with_an_old_one(
     assert "'onnxarchive models replace' replaces it" in error_of(
         capsys, "models", "add", archive, "new=m.onnx", "further=m.onnx"
     )
-    assert "found 'furthest'; did you mean 'further'?" in error_of(
+    assert "the id 'furthest', only '', 'further'; did you mean 'further'?" in error_of(
         capsys, "models", "replace", archive, "m.onnx", "--model", "furthest"
     )
     assert archive.read_bytes() == before

@@ -25,7 +25,7 @@ NO_INPUT = "cannot read standard input: save it to a file"
 NO_FILE = "missing: No such file or directory\n"
 NO_DIRECTORY = "the directory 'past' does not exist; create it first\n"
 TO_DIRECTORY = "files are written to a directory, not to standard output; write './-'"
-OTHER = "expected another file than the input"
+OTHER = "the target is also the input"
 KINDS = "expected an ONNX archive, found"
 PAIR = "onnxarchive: expected KEY=VALUE, each name once, found"
 MODEL = "expected --model ID=PATH, each name once, found"
@@ -102,7 +102,7 @@ CASES: list[tuple[str, int, str]] = [
     ("export ARCHIVE .", 2, ".: is a directory; give the path of a file in it"),
     ("convert MODEL folder", 2, "folder: is a directory; give the path of a file in it"),
     ("export ARCHIVE -", 2, "write './-' for a file named '-'"),
-    ("export ARCHIVE ARCHIVE --force", 2, "than the input"),
+    ("export ARCHIVE ARCHIVE --force", 2, OTHER),
     (
         "export ARCHIVE n.onnx --external-data ../n",
         2,
@@ -124,12 +124,12 @@ CASES: list[tuple[str, int, str]] = [
     ("diff ARCHIVE text", 3, "text: expected a model, found a text file"),
     ("diff text ARCHIVE", 3, "text: expected a model, found a text file"),
     ("diff ARCHIVE", 2, "required: OTHER"),
-    ("models remove both.onnxa ''", 2, "other than the default one"),
-    ("models remove both.onnxa past", 2, "found 'past'"),
-    ("models rename both.onnxa '' past", 2, "other than the default one"),
+    ("models remove both.onnxa ''", 2, "the default model, '', is neither removed"),
+    ("models remove both.onnxa past", 2, "no model with the id 'past'"),
+    ("models rename both.onnxa '' past", 2, "the default model, '', is neither removed"),
     ("models rename both.onnxa decoder ''", 2, ID),
     ("models rename both.onnxa decoder Past", 2, ID),
-    ("models rename both.onnxa past decoder", 2, "found 'past'"),
+    ("models rename both.onnxa past decoder", 2, "no model with the id 'past'"),
     ("models add both.onnxa 1=MODEL", 2, ID),
     ("models add both.onnxa MODEL", 2, "expected ID=PATH, each name once, found 'a model.onnx'\n"),
     ("models add ARCHIVE a=-", 2, NO_INPUT),
@@ -178,7 +178,7 @@ CASES: list[tuple[str, int, str]] = [
         "onnxarchive: an archive.onnxa: no metadata 'k'; there is none\n",
     ),
     ("recover ARCHIVE --timeout soon", 2, "invalid float value: 'soon'"),
-    ("assets extract ARCHIVE new labels", 2, "expected the path of an asset, found 'labels'"),
+    ("assets extract ARCHIVE new labels", 2, "there is no asset 'labels'"),
     ("cat ARCHIVE labels.txt --json", 2, "unrecognized arguments: --json"),
     (
         "cat ARCHIVE w --rows 3",
@@ -188,8 +188,8 @@ CASES: list[tuple[str, int, str]] = [
     ("cat ARCHIVE w --rows 1:x", 2, "found '1:x'"),
     ("cat ARCHIVE w --rows 1:2:3:4", 2, "found '1:2:3:4'"),
     ("cat ARCHIVE w --rows 1:4:0", 2, "found '1:4:0'"),
-    ("cat ARCHIVE labels.txt --rows 0:1", 2, "expected the name of an initializer"),
-    ("assets remove ARCHIVE labels.txt missing", 2, "found 'missing'"),
+    ("cat ARCHIVE labels.txt --rows 0:1", 2, "there is no initializer 'labels.txt'"),
+    ("assets remove ARCHIVE labels.txt missing", 2, "no asset 'missing'"),
     ("view missing --no-browser", 2, NO_FILE),
     ("view text --no-browser", 3, f"text: {KINDS} a text file"),
     ("view ARCHIVE --port 65536 --no-browser", 2, "expected a port"),
@@ -264,7 +264,7 @@ CASES += [  # commands that change an archive
     )
 ]
 CASES += [
-    (f"{command} --model past", 2, "one of '', 'decoder', found 'past'\n")
+    (f"{command} --model past", 2, "no model with the id 'past', only '', 'decoder'\n")
     for command in (
         "ls both.onnxa",
         "info both.onnxa",

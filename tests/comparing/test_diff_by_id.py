@@ -118,5 +118,5 @@ def test_an_asset_is_no_tensor_of_a_model_of_its_first_letter(tmp_path: Path) ->
 
 
 def test_a_model_that_both_archives_lack_is_refused(archive: Path) -> None:
-    with pytest.raises(ModelNotFoundError, match="one of '', 'decoder', found 'x'"):
+    with pytest.raises(ModelNotFoundError, match="the id 'x', only '', 'decoder'"):
         diff(archive, archive, model="x")

@@ -94,7 +94,9 @@ def test_two_sources_are_compared_without_an_archive(tmp_path: Path) -> None:
 def test_a_model_that_a_source_lacks_is_refused(tmp_path: Path) -> None:
     source = _single(runnable_model(), tmp_path)
     onnxarchive.convert(source, tmp_path / "a.onnxa", models={"decoder": source})
-    with pytest.raises(onnxarchive.ModelNotFoundError, match=r"single\.onnx: expected the id"):
+    with pytest.raises(
+        onnxarchive.ModelNotFoundError, match=r"single\.onnx: there is no model with the id"
+    ):
         diff(tmp_path / "a.onnxa", source, model="decoder")
 
 

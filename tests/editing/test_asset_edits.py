@@ -95,7 +95,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str], type[Exception], str]] = {
     "names that differ in case": ({"B": b""}, [], ValueError, "assets/B"),
     "an asset that is missing": ({}, ["labels"], TensorNotFoundError, "'labels'"),
     "one of two that is missing": ({"new": b""}, ["b", "labels"], TensorNotFoundError, "'labels'"),
-    "the archive itself": ({"self": Path(edits.NAME)}, [], ValueError, "another file than the in"),
+    "the archive itself": ({"self": Path(edits.NAME)}, [], ValueError, "is also the input"),
     "a file that is missing": ({"new": Path("missing")}, [], FileNotFoundError, "missing"),
 }
 

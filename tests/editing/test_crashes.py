@@ -139,7 +139,7 @@ def test_an_interrupt_between_any_two_lines_leaves_the_old_or_the_new_archive(
 BEFORE = State(1, 1, False)
 UNFINISHED = [
     "UnfinishedEditError",
-    "expected a complete archive, found one of an interrupted edit",
+    "the last edit of the archive was interrupted",
 ]
 
 

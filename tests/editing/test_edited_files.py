@@ -86,8 +86,7 @@ def test_a_file_with_another_name_is_changed_only_as_a_copy(
     with refused(path, ValueError) as caught:
         change(path)
     assert str(caught.value) == (
-        f"{path}: expected a file with one name, found {kind}; copy=True (--copy) writes a new "
-        "file at this path instead"
+        f"{path}: this is {kind}; copy=True (--copy) writes a new file at this path instead"
     )
     assert path.is_symlink() == is_link
     change(path, copy=True)

@@ -102,7 +102,7 @@ def test_a_model_that_refers_to_the_archive_is_added(pair: Path, way: Way, tmp_p
     with onnxarchive.open(pair, model="decoder") as archive:
         replace_model(pair, archive.model, name="past", **way)
         assert keys_of(pair, "past") == {"z": "a", "c": "c"}
-        with pytest.raises(ValueError, match="an external tensor of this archive, found one of an"):
+        with pytest.raises(ValueError, match="external tensor of an unknown archive, not of this"):
             replace_model(pair, changed(archive.model), name="other", **way)
     require_kept(pair, before, {"": ENCODER, "decoder": DECODER, "past": DECODER})
     onnx.save(of(x=A, w=D), tmp_path / "past.onnx")
@@ -233,12 +233,15 @@ def test_a_model_is_renamed_and_its_bytes_stay(pair: Path, way: Way) -> None:
 
 
 def test_the_default_model_is_neither_removed_nor_renamed(pair: Path) -> None:
-    error = "other than the default one, got .*; assign another model"
+    error = "the default model, '', is neither removed nor renamed; assign another model"
     for edit in (partial(remove_model, pair, ""), partial(rename_model, pair, "", "x")):
         with refused(pair, ValueError, error):
             edit()
-    for new in ("", "decoder"):
-        with refused(pair, ValueError, "expected an id that no model has"):
+    for new, message in (
+        ("", "expected .* as the new id, got ''"),
+        ("decoder", "there is a model with the id 'decoder'; choose another id"),
+    ):
+        with refused(pair, ValueError, message):
             rename_model(pair, "decoder", new)
 
 
@@ -250,7 +253,7 @@ def test_a_model_that_is_not_there_is_not_edited(pair: Path) -> None:
         partial(replace_tensor, pair, "w", np.ones(3), model="x"),
     ]
     for edit in edits:
-        with refused(pair, ModelNotFoundError, "one of '', 'decoder', found 'x'") as caught:
+        with refused(pair, ModelNotFoundError, "the id 'x', only '', 'decoder'") as caught:
             edit()
         assert caught.value.path == str(pair)
 
@@ -353,7 +356,7 @@ def test_a_model_that_was_deleted_is_not_found(pair: Path) -> None:
             lambda: edit.models.pop("decoder"),
             lambda: edit.models.rename("decoder", "other"),
         ):
-            with pytest.raises(ModelNotFoundError, match="one of '', found 'decoder'"):
+            with pytest.raises(ModelNotFoundError, match="the id 'decoder', only ''"):
                 use()
     with pytest.raises(ModelNotFoundError), onnxarchive.edit(pair, model="decoder"):
         pass

@@ -266,7 +266,11 @@ def test_a_file_that_changes_after_it_was_assigned_is_to_be_assigned_again(
     asset.parent.mkdir()
     asset.write_bytes(b"mouse")
     with (
-        refused(archive, ArchiveFormatError, "found it changed; assign it again"),
+        refused(
+            archive,
+            ArchiveFormatError,
+            "the file was changed after it was assigned to the edit; assign it again",
+        ),
         onnxarchive.edit(archive) as edit,
     ):
         edit.assets["labels"] = asset

@@ -109,7 +109,7 @@ def test_run_touches_nothing_where_a_link_leads(
     with before_the_call(run, "run", lambda: exchanged.append(exchange(archive.parent, theirs))):
         assert main(["run", str(archive), "--output-dir", str(out)]) != 0
     assert exchanged == [1]
-    assert "another process has renamed or replaced it" in capsys.readouterr().err
+    assert "another process has renamed or replaced the new directory" in capsys.readouterr().err
     assert contents(theirs) == before
     assert not out.exists()
 

@@ -276,7 +276,7 @@ def test_what_a_link_in_place_of_the_directory_leads_to_is_untouched(
     assert contents(tmp_path) == {}  # what was written is gone, wherever it was moved
     if isinstance(caught.value, ArchiveError):
         assert caught.value.path == str(target)
-        assert "another process has renamed or replaced it" in str(caught.value)
+        assert "another process has renamed or replaced the new directory" in str(caught.value)
 
 
 @both_ways

@@ -402,6 +402,9 @@ def append(path: Path) -> None:
         file.write(b"of another")
 
 
+REPLACED = "has replaced or removed .*, to which 3 bytes were written"
+
+
 def put_another(path: Path) -> None:
     path.unlink()
     path.write_bytes(b"bad")
@@ -410,21 +413,21 @@ def put_another(path: Path) -> None:
 @posix
 @pytest.mark.parametrize("is_late", [False, True])  # while the target is waited for
 @pytest.mark.parametrize(
-    ("change", "found"),
+    ("change", "message"),
     [
-        (append, "found 13; another process"),
-        (put_another, "found another file or none"),
-        (Path.unlink, "found another file or none"),
+        (append, "has changed .*: expected the 3 bytes that were written, found 13"),
+        (put_another, REPLACED),
+        (Path.unlink, REPLACED),
     ],
 )
 def test_what_is_not_the_file_that_was_written_is_not_renamed(
-    target: Path, change: Callable[[Path], None], found: str, is_late: bool
+    target: Path, change: Callable[[Path], None], message: str, is_late: bool
 ) -> None:
     replacement = prepared(target)
     (temporary,) = {*target.parent.iterdir()} - {target}
     if not is_late:
         change(temporary)
-    with pytest.raises(ArchiveError, match=f"expected the 3 bytes .*, {found}"), replacement:
+    with pytest.raises(ArchiveError, match=f"another process {message}"), replacement:
         replacement.commit((lambda _: change(temporary)) if is_late else None)
     of_another = {temporary.name: b"bad"} if change is put_another else {}
     assert contents(target.parent) == OLD | of_another

@@ -126,11 +126,16 @@ def test_an_edit_that_fails_is_rolled_back(
     assert path.read_bytes() == OLD
 
 
-@pytest.mark.parametrize(("written", "found"), [(b"xxxx", "8"), (b"xxxxxx", "more bytes")])
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (b"xxxx", "expected to write up to offset 9, found 8"),
+        (b"xxxxxx", "the bytes to write go beyond offset 9"),
+    ],
+)
 def test_an_end_of_another_size_than_was_said_is_rolled_back(
-    path: Path, written: bytes, found: str
+    path: Path, written: bytes, message: str
 ) -> None:
-    message = f"expected to write up to offset 9, found {found}"
     with MappedFile(path, is_writable=True) as file, pytest.raises(ArchiveError, match=message):
         undo.change_end(file, 4, 9, lambda target: target.write(written))
     assert path.read_bytes() == OLD
@@ -394,9 +399,8 @@ def test_an_interrupted_edit_is_refused_to_readers_who_are_told_what_to_do(
             with pytest.raises(UnfinishedEditError) as refused:
                 read(path)
             assert str(refused.value) == (
-                f"{path}: expected a complete archive, found one whose last edit was interrupted; "
-                f"'onnxarchive recover {shlex.quote(str(path))}' rolls the edit back, and so does "
-                "the next edit"
+                f"{path}: the last edit of the archive was interrupted; 'onnxarchive recover "
+                f"{shlex.quote(str(path))}' rolls the edit back, and so does the next edit"
             )
         assert path.read_bytes() == content
         assert os.listdir(path.parent) == [path.name]

@@ -69,7 +69,7 @@ READS: list[Callable[..., object]] = [
 def test_an_id_that_no_model_has_is_refused_with_those_that_there_are(
     archive: Path, read: Callable[..., object]
 ) -> None:
-    with pytest.raises(ModelNotFoundError, match="one of '', 'decoder', found 'encoder'"):
+    with pytest.raises(ModelNotFoundError, match="the id 'encoder', only '', 'decoder'"):
         read(archive, model="encoder")
     assert os.listdir(archive.parent) == [archive.name]
 
@@ -134,9 +134,7 @@ def test_a_link_of_a_model_that_is_gone_names_those_that_there_are(
     edits.rename_model(archive, "decoder", "other")
     assert findings(links) == {
         "": [],
-        "decoder": [
-            "expected the id of a model, one of '', 'other', found 'decoder'; write a new link"
-        ],
+        "decoder": ["there is no model with the id 'decoder', only '', 'other'; write a new link"],
     }
 
 

@@ -133,7 +133,10 @@ ROWS: dict[str, Row] = {
     ),
     "twice": Row(lambda whole: whole * 2, "bytes follow it, which begin with b'PK", CUT, FILE),
     "zeros after the end": Row(
-        appended(bytes(1 << 16)), "last edit was interrupted", f"'onnxarchive recover {FILE}'", FILE
+        appended(bytes(1 << 16)),
+        "the last edit of the archive was interrupted",
+        f"'onnxarchive recover {FILE}'",
+        FILE,
     ),
     BY_ZIP: Row(changed_by_zip(FILE, "note.txt"), "another tool wrote 'note.txt'", CONVERT, NEW),
     "a note by zipfile": Row(

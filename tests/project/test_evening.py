@@ -76,7 +76,11 @@ EVENING = [
     ),
     Step(ALL.replace("NEW", "hub"), 0, ["hub.onnxa: 2 tensors, 1 asset", "took      config.json"]),
     Step("models list hub.onnxa", 0, ["(default)", "encoder"]),
-    Step("info hub.onnxa --model encodr", 2, ["found 'encodr'; did you mean 'encoder'?"]),
+    Step(
+        "info hub.onnxa --model encodr",
+        2,
+        ["the id 'encodr', only '', 'encoder'; did you mean 'encoder'?"],
+    ),
     Step("models remove hub.onnxa encoder", 0, ["hub.onnxa: 66,213 ", "; 66,213 bytes "]),
     # Git and scripts
     Step("info model.onnxa", 0, ["[2, 1024]", "tensors       SHA-256 "], absent=MODEL),

@@ -157,7 +157,7 @@ def test_names_that_windows_does_not_give_to_files_are_refused_before_anything_i
     onnxarchive.save(runnable_model(), folder / "named.onnxa", assets=assets)
     assert onnxarchive.check(folder / "named.onnxa", full=True) == []
     before = contents(folder)
-    with pytest.raises(UnsupportedFeatureError, match="Windows can give to files") as caught:
+    with pytest.raises(UnsupportedFeatureError, match="Windows cannot give the name") as caught:
         onnxarchive.extract(folder / "named.onnxa", folder / "new")
     assert f"'assets/{name}'" in str(caught.value).replace('\\"', '"')
     assert caught.value.path == str(folder / "named.onnxa")

@@ -61,9 +61,9 @@ def test_an_error_asks_if_the_nearest_name_was_meant(
 
 def test_a_name_that_is_near_to_none_gets_no_question(archive: Path) -> None:
     with onnxarchive.open(archive) as opened:
-        with pytest.raises(TensorNotFoundError, match=r"found 'q'$"):
+        with pytest.raises(TensorNotFoundError, match=r"there is no initializer 'q'$"):
             opened.tensors["q"]
-        with pytest.raises(TensorNotFoundError, match=r"found 7$"):
+        with pytest.raises(TensorNotFoundError, match=r"there is no initializer 7$"):
             opened.tensors[7]  # type: ignore[index]
 
 

@@ -88,7 +88,7 @@ def test_an_archive_without_a_file_is_not_pickled() -> None:
     data = saved(model_of())
     for source in (data, io.BytesIO(data)):
         archive = onnxarchive.open(source)
-        with pytest.raises(TypeError, match="expected a local file to pickle"):
+        with pytest.raises(TypeError, match="at a URL cannot be pickled"):
             pickle.dumps(archive)
 
 

@@ -242,7 +242,9 @@ def test_names_are_those_of_the_chosen_model(tmp_path: Path) -> None:
             archive.get_slice("large1")
     with onnxarchive.open(path) as archive:
         assert archive.get_slice("large1")[1:3].tobytes() == archive.read("large1")[4:12]
-        with pytest.raises(TensorNotFoundError, match="found 'larg1'; did you mean 'large1'"):
+        with pytest.raises(
+            TensorNotFoundError, match="there is no initializer 'larg1'; did you mean 'large1'"
+        ):
             archive.get_slice("larg1")
 
 

@@ -80,9 +80,8 @@ def test_a_model_that_is_not_there_is_an_error_that_lists_those_that_are(
     ):
         with pytest.raises(ModelNotFoundError) as caught:
             read()
-        assert str(caught.value).startswith(
-            f"{pair}: expected the id of a model, one of '', 'decoder', found "
-        )
+        assert str(caught.value).startswith(f"{pair}: there is no model with the id {id!r}, ")
+        assert "only '', 'decoder'" in str(caught.value)
         assert caught.value.path == str(pair)
     assert onnxarchive.check(pair, full=True) == []  # nobody has it locked
 
