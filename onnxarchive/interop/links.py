@@ -118,9 +118,9 @@ def link_targets(
     name = os.path.splitext(os.path.basename(archive.path))[0]
     if "" in ids and name.lower() in ids:
         raise ValueError(
-            f"{archive.path}: expected no model whose id is the name of the archive, found "
-            f"{name.lower()!r}, whose link would have the name of the default model's; write each "
-            "of these links by itself, with its model (--model), to a .onnx of another name"
+            f"{archive.path}: the id {name.lower()!r} of a model is the name of the archive, so "
+            "its link would have the name of the default model's; write each of these links by "
+            "itself, with its model (--model), to a .onnx of another name"
         )
     names = {identifier: f"{identifier or name}.onnx" for identifier in ids}
     with with_path(archive.path):
@@ -156,8 +156,8 @@ def _require_target(target: str | os.PathLike[str], archive: str | None) -> None
     require_no_input(target, [archive])
     if os.path.islink(target):
         raise ValueError(
-            f"expected a destination that is not a symbolic link, since tools look for "
-            f"external data beside the symbolic link itself, found {os.fspath(target)}"
+            f"{os.fspath(target)}: the destination is a symbolic link, and tools look for external "
+            "data beside the symbolic link itself; choose another path"
         )
 
 
@@ -177,15 +177,15 @@ def _location(file: str, destination: str | os.PathLike[str]) -> str:
     directory = os.path.realpath(os.path.dirname(os.fspath(destination)))
     if not is_below(file, directory):
         raise ValueError(
-            f"expected the archive in the link's directory or below it, since ONNX allows no '..' "
-            f"and no symbolic links in external data, found the archive at {file} and the link in "
-            f"{directory}; write the link to {os.path.dirname(file)}"
+            f"the archive {file} is not in the link's directory {directory} or below it, and ONNX "
+            "allows no '..' and no symbolic links in external data; write the link to "
+            f"{os.path.dirname(file)}"
         )
     location = as_location(os.path.relpath(file, directory).replace(os.sep, "/"))
     if "\\" in location:
         raise ValueError(
-            f"expected no backslash in the archive's path, since it separates directories on "
-            f"Windows, found {location!r}"
+            f"the archive's path {location!r} has a backslash, which separates directories on "
+            "Windows; rename the file or directory"
         )
     return location
 
@@ -293,7 +293,7 @@ def _faults(
         )
     if given is None and len(locations) > 1:
         several = f"{len(locations)}, such as {quoted(locations[0])} and {quoted(locations[1])}"
-        yield f"expected all external data in one file, found it in {several}"
+        yield f"external data is in several files, not in one archive: {several}"
         return
     files = [_beside(link, location) for location in locations]
     outside = [quoted(it) for it, file in zip(locations, files, strict=True) if file is None]
@@ -314,16 +314,16 @@ def _faults(
     except FileNotFoundError:
         if given is not None:
             raise
-        yield f"expected the archive {path}, found no such file"
+        yield f"the archive {path} does not exist"
         return
     with archive:
         for file in filter(None, files):
             if not contents_of(archive).local_file.is_at(file):
-                yield f"expected external data in {archive.path}, found it in {file}"
+                yield f"external data is in {file}, not in {archive.path}"
         if mark is None:
             yield (
-                f"expected the metadata {proto.LINK_FINGERPRINT!r}, which identifies the archive, "
-                "found none; write a new link"
+                f"the metadata {proto.LINK_FINGERPRINT!r}, which identifies the archive, is "
+                "missing; write a new link"
             )
         elif mark != fingerprint(archive):
             yield (
@@ -352,8 +352,8 @@ def _faults_of_tensors(model: onnx.ModelProto, archive: Archive) -> Iterator[str
         )
         if not positions.issuperset(packed):
             yield (
-                f"{ref}: expected packed weights at entries of the archive, which has others by "
-                "now; write a new link"
+                f"{ref}: its packed weights are not at entries of the archive, which has others "
+                "by now; write a new link"
             )
         if (data.offset or 0, data.length) not in positions:
             yield (

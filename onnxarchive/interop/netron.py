@@ -127,8 +127,8 @@ def _netron_files() -> dict[str, Path]:
     files = {file.name: file for file in directory.iterdir() if file.suffix in _SUFFIXES}
     if _INDEX not in files or _VERSION not in files[_INDEX].read_bytes():
         raise UnsupportedFeatureError(
-            f"expected Netron's page {directory / _INDEX} with the tag {_VERSION.decode()} ...>, "
-            "found no such page or no such tag; pip install --upgrade netron"
+            f"Netron's page {directory / _INDEX} is missing or lacks the tag {_VERSION.decode()} "
+            "...>; pip install --upgrade netron"
         )
     return files
 

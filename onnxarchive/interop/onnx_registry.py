@@ -54,7 +54,7 @@ class ArchiveSerializer:
             tensors.require_no_address(ref)
             location = tensors.location(ref.tensor) or ""
             raise ArchiveFormatError(
-                f"{ref}: expected its data in the model, found it external; "
+                f"{ref}: its data is external, not in the model; "
                 f"{_remedy(proto.producer_name, location)}"
             )
         path = _path_of_save()

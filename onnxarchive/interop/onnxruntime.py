@@ -322,8 +322,8 @@ def _opened(
         Location.of(source, **access)  # refuses unknown options
         if model not in (None, source.model_id):
             raise ValueError(
-                f"{source.path}: expected the model {source.model_id!r}, chosen when the archive "
-                f"was opened, found {model!r}; open it with model={model!r}"
+                f"{source.path}: the archive was opened with the model {source.model_id!r}, not "
+                f"{model!r}; open it with model={model!r}"
             )
         return source
     archive = open(source, model=model, **access)
@@ -495,7 +495,7 @@ def run_errors(action: str, model: str = "") -> Iterator[None]:
         reason = " ".join(str(error).split()) or type(error).__name__
         if type(error).__name__ == "InvalidProtobuf":
             raise ArchiveFormatError(
-                f"expected an archive or a serialized ModelProto, found neither: {reason}"
+                f"this is neither an archive nor a serialized ModelProto: {reason}"
             ) from error
         name = f" {model!r}" if model else ""
         raise RunError(f"ONNX Runtime cannot {action} the model{name}: {reason}") from error

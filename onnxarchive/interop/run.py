@@ -138,7 +138,7 @@ def run(
             cannot be made, or `repeat` is below 1.
     """
     if repeat < 1:
-        raise ValueError(f"expected to run the model once or more, found repeat {repeat}")
+        raise ValueError(f"repeat must be 1 or more, got {repeat}")
     location, inputs = Location.of(path, **access), inputs or {}
     name = location.name
     require_onnxruntime()  # its import is not measured
@@ -215,7 +215,7 @@ def _make_session(
             is_archive = not file.size or is_zip(file.read(0, 4))
     if model and not is_archive:
         raise ModelNotFoundError(
-            f"expected an archive with a model {model!r}, found a file that is not an archive"
+            f"only an archive has a model {model!r}, and the file is not an archive"
         )
     options = ort.SessionOptions()
     options.log_severity_level = 4  # fatal; errors are raised
@@ -309,8 +309,7 @@ def make_inputs(
         for name in names:
             if name not in known:
                 raise ValueError(
-                    f"expected the name of an {noun} of the model ({noun}s: "
-                    f"{quoted_names(sorted(known))}), found {name!r}"
+                    f"the model has no {noun} {name!r} ({noun}s: {quoted_names(sorted(known))})"
                 )
     inputs: dict[str, Input] = {}
     sizes: dict[str, int] = {}

@@ -189,8 +189,8 @@ def _transformed(
         )
     for name in sorted(_repeated_initializers(result) - before, key=str):
         raise ArchiveFormatError(
-            f"tensor {name!r}: expected the function to return one initializer of this name in a "
-            "graph, found several; remove the old one, or give them different names"
+            f"tensor {name!r}: the function returned several initializers of this name in a graph; "
+            "remove the old one, or give them different names"
         )
     return result
 
@@ -332,8 +332,8 @@ def _restore_weights(
             continue  # the result does not need it any more
         if value.name in names:
             raise ArchiveFormatError(
-                f"tensor {weight.name!r}: expected the function to return either one input or one "
-                f"initializer {value.name!r} for the tensor, found several; keep one of them"
+                f"tensor {weight.name!r}: the function returned several inputs or initializers "
+                f"{value.name!r} for the tensor; keep one of them"
             )
         names.add(value.name)
         tensor = copied(weight)
@@ -420,17 +420,16 @@ def _require_dropped(
     for weight in missing:
         if weight.name in undefined:
             raise ArchiveFormatError(
-                f"tensor {weight.name!r}: expected the function to keep the input that replaces "
-                "the tensor, found no input, although the tensor's name is still used; functions "
-                "that choose the inputs of the graph, such as onnx.utils.Extractor, need "
-                "weights='external' or weights='loaded'"
+                f"tensor {weight.name!r}: the function removed the input that replaces the tensor, "
+                "although the tensor's name is still used; functions that choose the inputs of the "
+                "graph, such as onnx.utils.Extractor, need weights='external' or weights='loaded'"
             )
         name = renamed.get((weight.data_type, tuple(weight.dims)))
         if name is not None:
             raise ArchiveFormatError(
-                f"tensor {weight.name!r}: expected the function to keep the name or doc_string of "
-                f"the input that replaces the tensor, found a new input {name!r} of the same type "
-                "and shape; functions that rename weights need weights='external'"
+                f"tensor {weight.name!r}: the function returned a new input {name!r} of the same "
+                "type and shape, without the name or doc_string of the input that replaces the "
+                "tensor; functions that rename weights need weights='external'"
             )
 
 

@@ -146,7 +146,7 @@ def _refuse_digest(sha256: str | None, name: str, problem: str) -> None:
     """Refuses a digest if there is no copy to compare with it."""
     if sha256 is not None:
         raise UnsupportedFeatureError(
-            f"expected a copy in the cache to compare with sha256, found none; {problem}", path=name
+            f"there is no copy in the cache to compare with sha256; {problem}", path=name
         )
 
 
@@ -192,8 +192,8 @@ def directory_of_cache(cache: str | os.PathLike[str] | bool = True) -> str:
         directory = ""
     if not os.path.isabs(directory):
         raise OSError(
-            "expected a home directory for the user's cache, found none; give the cache a "
-            "directory: cache=DIR (--cache-dir DIR)"
+            "there is no home directory for the user's cache; give the cache a directory: "
+            "cache=DIR (--cache-dir DIR)"
         )
     return directory
 
@@ -381,8 +381,8 @@ def clear(directory: str, urls: Collection[str] = ()) -> list[CachedArchive]:
     unknown = sorted(shown_urls - {archive.url for archive in archives})
     if unknown:
         raise ValueError(
-            f"expected URLs of archives in the cache {directory}, found {quoted(unknown[0])}; "
-            "'onnxarchive cache list' lists them"
+            f"the cache {directory} has no archive of the URL {quoted(unknown[0])}; "
+            "'onnxarchive cache list' lists those that it has"
         )
     return [
         archive

@@ -180,7 +180,7 @@ def _fetch(remote: RemoteFile, replacement: Replacement, progress: Progress | No
             )
         raise
     if missing:
-        raise OSError(errno.EIO, f"expected {missing} more bytes, found none", remote.path)
+        raise OSError(errno.EIO, f"the server sent {missing} bytes too few", remote.path)
 
 
 def _fetch_whole(

@@ -226,16 +226,16 @@ def _missing(problem: _Problem) -> _Reason | None:
 def _no_access(problem: _Problem) -> _Reason | None:
     if _CREDENTIAL_SERVER.search(problem.text):
         return errno.EACCES, (
-            "expected credentials from the environment or in storage_options, found none; set "
+            "there are no credentials in the environment or in storage_options; set "
             "skip_signature in storage_options for a public bucket"
         )
     if not isinstance(problem.error, PermissionError) and problem.status not in (401, 403):
         return None
     answer = problem.answer
     return errno.EACCES, (
-        f"the server refuses access{answer and f' ({answer})'}; expected credentials that "
-        "allow it and have not expired, from the environment, in storage_options, or in the "
-        "signature of the URL"
+        f"the server refuses access{answer and f' ({answer})'}; give credentials that allow it "
+        "and have not expired, in the environment, in storage_options, or in the signature of the "
+        "URL"
     )
 
 

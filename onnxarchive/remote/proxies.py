@@ -53,8 +53,7 @@ def proxy_of(scheme: str, host: str, client: Mapping[str, Any]) -> SplitResult |
         if _PROXY.fullmatch(proxy) and parts.port != 0:
             return parts
     raise UnknownProxyError(
-        f"expected {setting} to be a URL such as http://host:port, with escapes in user and "
-        "password, found another text"
+        f"{setting} is not a URL such as http://host:port, with escapes in user and password"
     )
 
 
@@ -78,7 +77,7 @@ def _variable(name: str) -> str:
 def _excludes(entries: str, host: str) -> bool:
     """True if a list as in NO_PROXY has a host."""
     if not entries.isascii():
-        raise UnknownProxyError("expected ASCII characters in NO_PROXY or proxy_excludes")
+        raise UnknownProxyError("NO_PROXY or proxy_excludes has characters that are not ASCII")
     _require_canonical(host)
     parts = [part.strip(string.whitespace) for part in entries.lower().split(",")]
     parts = [part for part in parts if part]

@@ -141,7 +141,7 @@ def _problem(url: SplitResult, client: Mapping[str, Any], proxy: SplitResult | N
         return f"{error}{_UNKNOWN}"
     except UnclearAnswerError as error:
         return f"{error}{_UNKNOWN}{REMEDY}"
-    return f"found more than {_MOST_REDIRECTS} redirects{_UNKNOWN}"
+    return f"the server redirects to itself more than {_MOST_REDIRECTS} times{_UNKNOWN} elsewhere"
 
 
 def _redirect(url: SplitResult, location: str) -> str:

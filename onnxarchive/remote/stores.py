@@ -92,7 +92,7 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
     _require_threads(name)
     if store is not None:
         if options:
-            raise ValueError("expected store or storage_options, found both")
+            raise ValueError("give store or storage_options, not both")
         if not allows_redirects:
             refuse_redirects(name, store, url)
         return store, url
@@ -138,8 +138,8 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
         )
     keys = ", ".join(sorted(dict(_flat(options))))
     raise ValueError(
-        f"{name}: expected a URL and storage_options that obstore takes, found "
-        f"{f'options {keys}' if keys else 'no options'} ({fault})"
+        f"{name}: obstore does not take this URL with "
+        f"{f'the options {keys}' if keys else 'no options'} ({fault})"
     )
 
 
@@ -178,13 +178,13 @@ def split_options(address: Address) -> tuple[bool, float, Options]:
             others[key] = value
     allows = own[_ALLOW]
     if allows not in ("true", "false"):
-        raise ValueError(f"expected {_ALLOW} to be true or false, found another value")
+        raise ValueError(f"{_ALLOW} must be true or false")
     try:
         stall = _duration(own[_STALL])
     except OverflowError:  # more than a `timedelta` takes
         stall = None
     if not (isinstance(stall, timedelta) and stall):
-        raise ValueError(f"expected {_STALL} to be a number of seconds, found another value")
+        raise ValueError(f"{_STALL} must be a number of seconds")
     return allows == "true", stall.total_seconds(), others
 
 
@@ -288,7 +288,7 @@ def open_file_system(address: Address) -> tuple[Any, str]:
             return ImportError(str(error), name=error.name)
         if isinstance(error, OSError):  # some file systems make requests at once
             return failure(error, name)
-        fault = f"expected a URL and storage_options that fsspec takes ({type(error).__name__})"
+        fault = f"fsspec does not take this URL and storage_options ({type(error).__name__})"
         if str(error).startswith("Protocol not known"):
             fault = f"fsspec has no file system for the scheme {quoted(scheme_of(url))}"
         return ValueError(f"{name}: {fault}")

@@ -217,8 +217,8 @@ class _FileSystemWriter(Closing):
                 self._file.closed = True
             command = " ('hf upload')" if name.startswith("hf://") else ""
             raise UnsupportedFeatureError(
-                "expected a file system in which only complete files appear, found "
-                f"{type(system).__name__}; write a local file, and upload it{command}",
+                f"in a {type(system).__name__}, files may appear before they are complete; "
+                f"write a local file, and upload it{command}",
                 path=name,
             )
 

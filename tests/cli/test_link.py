@@ -90,7 +90,7 @@ def test_check_tells_that_the_archive_of_a_link_is_gone(
 ) -> None:
     os.rename(archive, archive.with_name("renamed"))
     assert output_of(capsys, "check", "--link", link, status=1) == (
-        f"{link}: expected the archive {archive}, found no such file\n"
+        f"{link}: the archive {archive} does not exist\n"
     )
     assert run("check", "--link", link, archive) == 2
     assert run("check", "--link", link, archive.with_name("renamed")) == 1

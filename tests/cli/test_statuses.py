@@ -101,8 +101,9 @@ def test_without_a_home_directory_the_option_for_the_cache_is_named(
     directory.side_effect = None if is_old else RuntimeError("could not determine the home")
     monkeypatch.setattr("platformdirs.user_cache_dir", directory)
     for command in ("cache list", "cache clear", "ls --cache http://127.0.0.1:9/m.onnxa"):
-        assert "found none; give the cache a directory: --cache-dir DIR\n" in error_of(
-            capsys, *command.split(), status=2
+        assert (
+            "home directory for the user's cache; give the cache a directory: --cache-dir DIR\n"
+            in error_of(capsys, *command.split(), status=2)
         )
     with pytest.raises(OSError, match=r"give the cache a directory: cache=DIR"):
         directory_of_cache()

@@ -211,13 +211,13 @@ CASES: list[tuple[str, int, str]] = [
     ("run ARCHIVE --input x=", 2, "'': No such file"),
     ("run ARCHIVE --input x=pickle.npy", 2, "pickle.npy: expected a .npy or .npz file"),
     ("run ARCHIVE --input x=broken.npz", 2, "broken.npz: expected a .npy or .npz file"),
-    ("run ARCHIVE --input z=x.npy", 2, "(inputs: 'x'), found 'z'"),
+    ("run ARCHIVE --input z=x.npy", 2, "the model has no input 'z' (inputs: 'x')"),
     ("run ARCHIVE --input x=x.npy", 2, "expected shape [2, 1024], found [2]"),
     ("run ARCHIVE --input x=x.npy --input x=y", 2, "each name once"),
-    ("run ARCHIVE --dim n=2", 2, "(open dimensions: none), found 'n'"),
+    ("run ARCHIVE --dim n=2", 2, "no open dimension 'n' (open dimensions: none)"),
     ("run ARCHIVE --dim n=x", 2, "expected --dim NAME=SIZE, each name once, found 'n=x'"),
     ("run ARCHIVE --provider tpu", 2, "found tpu"),
-    ("run ARCHIVE --repeat 0", 2, "found repeat 0"),
+    ("run ARCHIVE --repeat 0", 2, "repeat must be 1 or more, got 0"),
     *(  # told before the model is loaded, which fails
         (f"run bad.onnx --input x=x.npy --output-dir {output}", 2, message)
         for output, message in (

@@ -189,7 +189,11 @@ def test_a_link_elsewhere_is_refused(archive: Path, tmp_path: Path) -> None:
         onnxarchive.link(archive, other / "link.onnx")
     assert os.listdir(other) == []
     (archive.parent / "below").mkdir()
-    with refused(archive, ValueError, "in the link's directory or below it"):
+    with refused(
+        archive,
+        ValueError,
+        "is not in the link's directory .* or below it, and ONNX allows no '..'",
+    ):
         onnxarchive.link(archive, archive.parent / "below" / "link.onnx")
 
 
@@ -210,7 +214,11 @@ def test_a_link_beside_a_symbolic_link_to_the_archive_is_refused(
 def test_a_destination_that_is_a_symbolic_link_is_refused(archive: Path) -> None:
     (archive.parent / "real.onnx").write_bytes(b"there")
     archive.with_suffix(".onnx").symlink_to("real.onnx")
-    with refused(archive.with_suffix(".onnx"), ValueError, "a symbolic link, since tools look"):
+    with refused(
+        archive.with_suffix(".onnx"),
+        ValueError,
+        "the destination is a symbolic link, and tools look",
+    ):
         onnxarchive.link(archive, archive.with_suffix(".onnx"))
 
 
@@ -300,7 +308,9 @@ def test_no_link_is_written_if_a_target_is_not_allowed(tmp_path: Path) -> None:
 def test_a_model_by_id_is_linked_alone_in_a_directory(tmp_path: Path) -> None:
     archive = tmp_path / "Decoder.onnxa"
     onnxarchive.save(runnable_model(), archive, models={"decoder": further_model()})
-    with pytest.raises(ValueError, match=r"found 'decoder', .* another name"):
+    with pytest.raises(
+        ValueError, match=r"the id 'decoder' of a model is the name of the archive, .* another name"
+    ):
         onnxarchive.link(archive, tmp_path)
     assert os.listdir(tmp_path) == ["Decoder.onnxa"]
     onnxarchive.link(archive, tmp_path, model="decoder")
@@ -319,7 +329,7 @@ def test_the_default_model_is_linked_alone_in_a_directory_if_it_is_chosen(tmp_pa
 def test_a_name_that_external_data_cannot_have_is_refused(archive: Path) -> None:
     backslash = archive.with_name("a\\b.onnxa")
     os.rename(archive, backslash)
-    with pytest.raises(ValueError, match="no backslash"):
+    with pytest.raises(ValueError, match="has a backslash, which separates directories on Windows"):
         onnxarchive.link(backslash, archive.with_name("link.onnx"))
     no_text = os.fsdecode(os.fsencode(archive.parent) + b"/\xff.onnxa")
     try:
@@ -366,11 +376,13 @@ def test_a_link_fits_its_archive(archive: Path, link: Path) -> None:
 def test_it_does_not_fit_when_the_archive_is_gone(archive: Path, link: Path) -> None:
     os.rename(archive, archive.with_name("renamed.onnxa"))
     (message,) = messages(link)
-    assert message == f"expected the archive {archive}, found no such file"
+    assert message == f"the archive {archive} does not exist"
     with pytest.raises(FileNotFoundError):
         onnxarchive.check_link(link, archive)
     (message,) = messages(link, archive.with_name("renamed.onnxa"))
-    assert message.endswith(f"renamed.onnxa, found it in {archive}")
+    assert message == (
+        f"external data is in {archive}, not in {archive.with_name('renamed.onnxa')}"
+    )
 
 
 def with_weight(model: onnx.ModelProto) -> None:
@@ -449,13 +461,13 @@ LINKS: dict[str, tuple[Any, str]] = {
     "no offset": (_pair(1, "-64"), "offset in at most 19 decimal .* leading zeros, found '-64'"),
     "no mark": (
         lambda model: model.ClearField("metadata_props"),
-        "expected the metadata 'onnxarchive.link'.*found none; write a new link",
+        "the metadata 'onnxarchive.link'.* is missing; write a new link",
     ),
     "two files": (
         _two_files,
-        "expected all external data in one file, found it in 2, such as 'ein .* and 'other'",
+        "external data is in several files, not in one archive: 2, such as 'ein .* and 'other'",
     ),
-    "another file": (_pair(0, "elsewhere"), "expected the archive .*elsewhere, found no such file"),
+    "another file": (_pair(0, "elsewhere"), "the archive .*elsewhere does not exist"),
 }
 
 

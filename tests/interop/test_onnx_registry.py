@@ -224,7 +224,7 @@ def test_files_are_saved_to(path: Path, tmp_path: Path) -> None:
 def test_external_data_is_refused_and_the_remedies_named(path: Path, tmp_path: Path) -> None:
     (tmp_path / "w.bin").write_bytes(bytes(16))
     source = write_model(tmp_path / "m.onnx", model_of(external(raw_tensor("w"), "w.bin")))
-    message = r"tensor 'w' \(graph.initializer\[0\]\): expected its data in the model, found it ext"
+    message = r"tensor 'w' \(graph.initializer\[0\]\): its data is external, not in the model"
     with pytest.raises(ArchiveFormatError, match=rf"{message}.*onnxarchive\.convert"):
         onnx.save(onnx.load(source, load_external_data=False), path)
     assert not path.exists()

@@ -820,7 +820,7 @@ def test_a_link_names_packed_weights_if_asked(
     output_of(capsys, "prepack", packed, "--remove")
     assert onnxarchive.check_link(plain) == []
     (finding,) = onnxarchive.check_link(link)
-    assert f"{WEIGHT}' (graph.initializer[0]): expected packed weights at" in finding.message
+    assert f"{WEIGHT}' (graph.initializer[0]): its packed weights are not at" in finding.message
 
 
 def test_a_link_stays_valid_when_weights_are_packed(archive: Path, link: Path) -> None:

@@ -194,9 +194,9 @@ def test_given_inputs_say_the_sizes_of_random_ones(open_model: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "dims", "message"),
     [
-        ({}, {"n": 1}, r"dimensions: 'batch', 'length', 'x\[2\]'\), found 'n'"),
+        ({}, {"n": 1}, r"no open dimension 'n' \(open dimensions: 'batch', 'length', 'x\[2\]'\)"),
         ({}, {"batch": -1}, "dimension 'batch': expected a size of 0 or more, found -1"),
-        ({"y": 0}, {}, r"an input of the model \(inputs: 'x', 'z'\), found 'y'"),
+        ({"y": 0}, {}, r"the model has no input 'y' \(inputs: 'x', 'z'\)"),
         (
             {"z": np.zeros((4, 7))},
             {},
@@ -429,5 +429,5 @@ def test_files_that_are_no_models_are_told(archive: Path, tmp_path: Path) -> Non
 
 
 def test_a_model_is_run_once_or_more(archive: Path) -> None:
-    with pytest.raises(ValueError, match="found repeat 0"):
+    with pytest.raises(ValueError, match="repeat must be 1 or more, got 0"):
         run(archive, repeat=0)

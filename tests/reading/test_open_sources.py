@@ -512,7 +512,7 @@ def test_a_url_of_an_unknown_scheme_is_refused() -> None:
 
 def test_store_and_options_exclude_each_other(tmp_path: Path) -> None:
     source, access = PLACES["store"](ARCHIVE, tmp_path, None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="expected store or storage_options, found both"):
+    with pytest.raises(ValueError, match="give store or storage_options, not both"):
         onnxarchive.open(source, storage_options={"region": "x"}, **access)
     with pytest.raises(FileNotFoundError, match="other"):
         onnxarchive.open("models/other.onnxa", **access)

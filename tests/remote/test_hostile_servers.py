@@ -289,7 +289,7 @@ def test_the_answer_of_a_store_names_the_likely_cause(
     refused(kind, text, open_object, S3, storage_options=options)
 
 
-NAMED = "storage_options that obstore takes, .*"  # before the name of an option
+NAMED = "obstore does not take this URL with .*"  # before the name of an option
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_a_transfer_ends_when_bytes_stop_and_goes_on_later(line: SlowLine, tmp_p
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "soon", "9" * 20])
 def test_a_wrong_stall_timeout_is_refused(line: SlowLine, tmp_path: Path, value: str) -> None:
-    with pytest.raises(ValueError, match="stall_timeout to be a number of seconds"):
+    with pytest.raises(ValueError, match="stall_timeout must be a number of seconds"):
         onnxarchive.download(url_of(line), tmp_path / "m", storage_options={"stall_timeout": value})
 
 

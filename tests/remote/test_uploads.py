@@ -210,7 +210,7 @@ def test_a_file_system_that_cannot_write_in_one_step_is_refused() -> None:
 
     fsspec.register_implementation("plain", Plain, clobber=True)
     with pytest.raises(
-        UnsupportedFeatureError, match="in which only complete files appear, found Plain"
+        UnsupportedFeatureError, match="in a Plain, files may appear before they are complete"
     ):
         create_object("plain://m.onnxa", 0)
     assert Plain.opened[0].closed
@@ -228,7 +228,7 @@ def test_a_file_system_that_cannot_write_says_what_to_do(
 
     setattr(Reading, step, refuse)
     monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "hf", Reading)
-    message = r"hf://.*found Reading; write a local .*\('hf upload'\)"
+    message = r"hf://.*in a Reading, files may appear .*; write a local .*\('hf upload'\)"
     with pytest.raises(UnsupportedFeatureError, match=message):
         create_object("hf://me/model/m.onnxa", 0)
 
