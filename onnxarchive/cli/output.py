@@ -217,7 +217,9 @@ def drop(stream: TextIO) -> None:
 def require_no_terminal() -> None:
     """Refuses a terminal as standard output for bytes, with a ValueError."""
     if sys.stdout.isatty():
-        raise ValueError("expected a file or a pipe as standard output, found a terminal")
+        raise ValueError(
+            "the output is binary, and standard output is a terminal: direct it to a file or a pipe"
+        )
 
 
 class StandardOutput:

@@ -259,9 +259,7 @@ def storage_options(arguments: argparse.Namespace) -> dict[str, str] | None:
     try:
         return pairs(form, arguments.storage_option) or None
     except ValueError:
-        raise ValueError(
-            f"expected {form}, each key once, found another form or a repeated key"
-        ) from None
+        raise ValueError(f"an option has another form than {form}, or repeats a key") from None
 
 
 def open_archive(arguments: argparse.Namespace, model: str | None = None) -> Archive:

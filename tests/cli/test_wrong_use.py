@@ -241,9 +241,9 @@ CASES += [
         ("/x=text", "'/x'"),
         ("=text", "''"),
         ("x=", "No such file"),
-        ("x=folder", "expected files in the directory 'folder', found none"),
-        ("folder", "expected files in the directory 'folder', found none"),
-        ("'llm/*.txt'", "expected files that match 'llm/*.txt', found none"),
+        ("x=folder", "there are no files in the directory 'folder'"),
+        ("folder", "there are no files in the directory 'folder'"),
+        ("'llm/*.txt'", "there are no files that match 'llm/*.txt'"),
         ("llm/config.json config.json=text", "are both named 'config.json'; rename one"),
         ("linked", "links to folders are not followed"),
     )

@@ -872,7 +872,9 @@ def test_the_commands_say_what_is_packed(archive: Path, capsys: pytest.CaptureFi
     version = f"of ONNX Runtime {ort.__version__} on {machine()}"
     assert version in output_of(capsys, "info", archive)
     assert "\npacked    1 weight\n" in output_of(capsys, "run", archive)
-    assert "found both" in error_of(capsys, "prepack", archive, "--remove", "--model", "other")
+    assert "give --remove, for all models, or --model, not both" in error_of(
+        capsys, "prepack", archive, "--remove", "--model", "other"
+    )
     assert "packed" not in output_of(capsys, "run", archive, "--no-prepack")
     printed = output_of(capsys, "prepack", archive, "--remove")
     assert printed == f"{archive}: no packed weights\n"

@@ -119,15 +119,15 @@ def _files(name: str | None, path: str) -> Iterator[tuple[str, str]]:
         fixed = path
         while glob.has_magic(fixed):
             fixed = os.path.dirname(fixed)
-        expected, files = "that match", _matches(fixed, path[len(fixed) :].strip(os.sep))
+        which, files = "that match", _matches(fixed, path[len(fixed) :].strip(os.sep))
     elif os.path.isdir(path):
         folder = folder or f"{in_utf8(os.path.basename(os.path.abspath(path)))}/"
-        fixed, expected, files = path, "in the directory", list(_below(path))
+        fixed, which, files = path, "in the directory", list(_below(path))
     else:
         yield in_utf8(os.path.basename(path)) if name is None else name, path
         return
     if not files:
-        raise ValueError(f"expected files {expected} {path!r}, found none")
+        raise ValueError(f"there are no files {which} {path!r}")
     for file in files:
         relative = in_utf8(os.path.relpath(file, fixed or os.curdir))
         yield folder + relative.replace(os.sep, "/"), file

@@ -143,7 +143,7 @@ def _convert_one(
     arguments: argparse.Namespace, models: Mapping[str, str], options: Mapping[str, Any]
 ) -> int:
     if arguments.all_models and models:
-        raise ValueError("expected --all-models or --model, found both")
+        raise ValueError("give --all-models or --model, not both")
     source = arguments.paths[0]
     target = _target(arguments)
     to_stream = target == _STANDARD_STREAM

@@ -181,7 +181,7 @@ def prepack(arguments: argparse.Namespace) -> None:
     path = arguments.archive
     options = {"copy": arguments.copy, "timeout": arguments.timeout}
     if arguments.remove and arguments.model is not None:
-        raise ValueError("expected --remove, for all models, or --model, found both")
+        raise ValueError("give --remove, for all models, or --model, not both")
     with progress_bar("prepack") as progress:
         if arguments.remove:
             with onnxarchive.edit(path, progress=progress, **options) as changes:

@@ -410,8 +410,8 @@ def save_array(file: Any, array: NDArray[Any], name: str, remedy: str) -> None:
         strings = array.astype(str)
         if np.any(strings != array):
             raise ValueError(
-                f"{name}: expected strings that a .npy file can hold, found one that ends with a "
-                f"null character; {remedy}"
+                f"{name}: a string ends with a null character, which a .npy file cannot hold; "
+                f"{remedy}"
             )
         array = strings
     elif dtypes.is_extension(array.dtype):
