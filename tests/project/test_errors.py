@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import ast
 import pickle
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import onnxarchive
 from onnxarchive.errors import (
     CHECKSUM_RULES,
     MENDED_RULES,
@@ -18,6 +22,39 @@ from onnxarchive.errors import (
     with_path,
 )
 from onnxarchive.reading.check import rules
+
+# "expected X, found Y" of what is no comparison: Y is no value.
+NO_COMPARISON = re.compile(
+    r"\bfound (it|them|both|neither|none|nothing|more|several|another|again|elsewhere|no)\b"
+    r"|\bfound one( whose|;|$)"
+)
+
+
+def _texts(module: Path) -> Iterator[tuple[int, str]]:
+    """Yields the texts of a module that are no docstrings, with "{}" for what is put into them."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    parts = {
+        id(part) for it in ast.walk(tree) if isinstance(it, ast.JoinedStr) for part in it.values
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr):  # a docstring
+            parts.add(id(node.value))
+        if id(node) in parts:
+            continue
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
+        if isinstance(node, ast.JoinedStr):
+            texts = [it.value if isinstance(it, ast.Constant) else "{}" for it in node.values]
+            yield node.lineno, "".join(map(str, texts))
+
+
+def test_a_message_states_the_fault_where_nothing_is_compared() -> None:
+    package = Path(onnxarchive.__file__).parent
+    modules = sorted(package.rglob("*.py"))
+    assert len(modules) > 100
+    texts = [(it, line, text) for it in modules for line, text in _texts(it)]
+    assert sum("found {}" in text for *_, text in texts) > 100  # comparisons
+    assert [it for it in texts if NO_COMPARISON.search(it[2])] == []
 
 
 def test_a_report_raises_with_rule_entry_and_message() -> None:
