@@ -83,8 +83,8 @@ def model_ids(files: list[str], archive: onnxarchive.Archive) -> dict[str, str]:
     without_id = [file for file, model in ids.items() if model not in archive.models]
     if len(without_id) > 1:
         raise SystemExit(
-            f"{archive.path}: expected one default model, and the others by id, found no ids for "
-            f"{', '.join(without_id)}; convert with --all-models"
+            f"{archive.path}: the archive has no ids for {', '.join(without_id)}, of which only "
+            "one can be the default model; convert with --all-models"
         )
     return {**ids, **dict.fromkeys(without_id, "")}
 

@@ -66,7 +66,7 @@ def make(base: str, tuned: str, overlay: str) -> int:
     with onnxarchive.open(base) as base_archive, onnxarchive.open(tuned) as tuned_archive:
         require_one_model(tuned_archive)
         if INDEX in tuned_archive.assets:
-            raise ValueError(f"{tuned}: expected no overlay, found the asset {INDEX}; merge it")
+            raise ValueError(f"{tuned}: it is an overlay, with the asset {INDEX}; merge it first")
         shared = find_shared(base_archive, tuned_archive)
         index = {
             "version": VERSION,
@@ -324,7 +324,7 @@ def require_fit(
 def read_index(overlay: onnxarchive.Archive) -> tuple[str, dict[str, Shared]]:
     """What identifies the base, and the shared tensors by name."""
     if INDEX not in overlay.assets:
-        raise ValueError(f"{overlay.path}: expected an overlay, found no asset {INDEX}")
+        raise ValueError(f"{overlay.path}: it is no overlay, since it has no asset {INDEX}")
     try:
         index = json.loads(overlay.assets[INDEX], object_pairs_hook=without_repetition)
     except (ValueError, RecursionError) as error:

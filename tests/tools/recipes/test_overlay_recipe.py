@@ -323,9 +323,9 @@ def test_overlays_are_made_of_one_model_that_is_no_overlay(
 ) -> None:
     base, tuned, small = files
     target = str(tmp_path / "target.onnxa")
-    with pytest.raises(ValueError, match="expected no overlay"):
+    with pytest.raises(ValueError, match=r"it is an overlay, with the asset overlay\.json"):
         overlay.make(base, small, target)
-    with pytest.raises(ValueError, match=r"found no asset overlay\.json"):
+    with pytest.raises(ValueError, match=r"it is no overlay, since it has no asset overlay\.json"):
         overlay.session(base, tuned)
     onnxarchive.save(model("tuned"), tuned, models={"further": further_model()}, assets={})
     with pytest.raises(ValueError, match=r"expected one model, found \['', 'further'\]"):
