@@ -135,7 +135,7 @@ NAMED: dict[str, tuple[list[str], set[str]]] = {
 
 
 @pytest.mark.parametrize(("given", "names"), NAMED.values(), ids=NAMED.keys())
-def test_assets_are_files_directories_and_patterns(
+def test_assets_are_given_as_files_directories_and_patterns(
     archive: Path,
     folder: Path,
     given: list[str],
@@ -169,7 +169,7 @@ def test_a_pattern_of_folders_follows_no_links_to_folders(archive: Path, folder:
 # convert --assets
 
 
-def test_convert_takes_the_other_files_along_and_lists_them(
+def test_convert_adds_other_files_as_assets_and_lists_them(
     folder: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     write_model(folder / "model.onnx", runnable_model())
@@ -190,7 +190,9 @@ def test_convert_takes_the_other_files_along_and_lists_them(
     assert result["left_out"] == [".git/", ".hidden"]
 
 
-def test_many_models_list_theirs(folder: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_convert_of_many_models_lists_the_assets_of_each(
+    folder: Path, tmp_path: Path, capsys: Captured
+) -> None:
     source = write_model(folder / "model.onnx", runnable_model())
     assert output_of(
         capsys, "convert", source, "--output-dir", tmp_path / "out", "--assets"

@@ -48,13 +48,13 @@ def test_the_rows_of_a_table_have_the_width_of_cut_cells(archive: Path, capsys: 
 
 
 @pytest.mark.parametrize("part", ["a", "a=", "a=b (--", "://", "::", "a::", "\x01"])
-def test_the_time_for_a_message_is_linear(part: str, capsys: Captured) -> None:
+def test_a_message_takes_time_in_proportion_to_its_length(part: str, capsys: Captured) -> None:
     text = part * ((4 << 20) // len(part))
     assert fail(text, 2) == 2
     assert len(capsys.readouterr().err) >= len(text)
 
 
-def test_of_many_lines_of_a_message_the_first_ones_are_printed(capsys: Captured) -> None:
+def test_only_the_first_lines_of_a_long_message_are_printed(capsys: Captured) -> None:
     fail("\n".join(["faults:", *map(str, range(1000))]), 3)
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["onnxarchive: faults:", "0"]

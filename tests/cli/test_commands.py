@@ -98,7 +98,7 @@ def test_convert_passes_its_options_on(source: Path, tmp_path: Path, capsys: Cap
         assert all(entry.data_offset % 4096 == 0 for entry in opened.entries.values())
 
 
-def test_convert_and_info_tell_of_weights_in_constant_nodes(
+def test_convert_and_info_report_weights_in_constant_nodes(
     tmp_path: Path, capsys: Captured
 ) -> None:
     model = runnable_model()
@@ -142,7 +142,7 @@ def test_ls_shows_an_aligned_table_and_totals(archive: Path, capsys: Captured) -
     )
 
 
-def test_ls_gives_offsets_that_hold_in_json(archive: Path, capsys: Captured) -> None:
+def test_ls_gives_correct_offsets_in_json(archive: Path, capsys: Captured) -> None:
     result = result_of(capsys, "ls", archive)
     (tensor,) = result["tensors"]
     expected = {"name": "layer.0/weight", "key": "layer_0_weight", "data_type": "FLOAT"}
@@ -152,7 +152,7 @@ def test_ls_gives_offsets_that_hold_in_json(archive: Path, capsys: Captured) -> 
     assert result["totals"]["nbytes"] == archive.stat().st_size
 
 
-def test_ls_does_not_let_names_play_with_the_terminal(tmp_path: Path, capsys: Captured) -> None:
+def test_ls_escapes_control_characters_in_names(tmp_path: Path, capsys: Captured) -> None:
     weight = raw_tensor("evil\x1b[2J\nname", dims=(300,))
     onnxarchive.save(model_of(weight), tmp_path / "a.onnxa")
     printed = output_of(capsys, "ls", tmp_path / "a.onnxa")
@@ -160,7 +160,7 @@ def test_ls_does_not_let_names_play_with_the_terminal(tmp_path: Path, capsys: Ca
     assert "evil\\x1b[2J\\nname" in printed
 
 
-def test_info_tells_producer_types_parameters_and_bytes(tmp_path: Path, capsys: Captured) -> None:
+def test_info_prints_producer_types_parameters_and_bytes(tmp_path: Path, capsys: Captured) -> None:
     model = runnable_model()
     model.producer_version = "1.2"
     onnxarchive.save(model, tmp_path / "m.onnxa")
@@ -211,7 +211,7 @@ def test_check_takes_several_archives_and_goes_on_after_one_that_it_cannot_read(
         assert (finding["archive"], finding["rule"]) == (str(broken), "ZIP-2")
 
 
-def test_of_several_statuses_of_check_the_highest_counts(
+def test_check_ends_with_the_highest_status_of_several_archives(
     archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     def check(path: str, **options: Any) -> list[onnxarchive.Finding]:
@@ -399,7 +399,7 @@ def test_cat_writes_strings_unless_a_file_would_change_them(
 
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("options", [["--force"], ["--size-threshold", "0", "--force"]])
-def test_options_stand_before_between_and_after_the_paths(
+def test_options_may_come_before_between_and_after_the_paths(
     source: Path, archive: Path, place: int, options: list[str]
 ) -> None:
     arguments: list[Any] = [source, archive]
@@ -409,7 +409,7 @@ def test_options_stand_before_between_and_after_the_paths(
         assert len(opened.assets) == 0  # the target was replaced
 
 
-def test_a_path_that_begins_with_a_dash_stands_after_two_dashes(
+def test_a_path_that_begins_with_a_dash_is_taken_after_two_dashes(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -418,7 +418,7 @@ def test_a_path_that_begins_with_a_dash_stands_after_two_dashes(
     assert onnxarchive.check("-x.onnxa") == []
 
 
-def test_several_arguments_stand_on_both_sides_of_an_option(archive: Path) -> None:
+def test_several_arguments_may_come_on_both_sides_of_an_option(archive: Path) -> None:
     assert run("metadata", "set", archive, "a=1", "--domain", "d", "b=2") == 0
     with onnxarchive.open(archive) as opened:
         assert opened.metadata == {"a": "1", "b": "2"}
@@ -426,7 +426,7 @@ def test_several_arguments_stand_on_both_sides_of_an_option(archive: Path) -> No
     assert run("check", archive, "--full", archive) == 0
 
 
-def test_a_target_that_cannot_grow_is_told_and_removed(tmp_path: Path) -> None:
+def test_a_target_that_cannot_grow_is_reported_and_removed(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m.onnx", runnable_model(1 << 19))
     done = run_apart(
         *("convert", source, tmp_path / "new.onnxa"),
@@ -448,21 +448,21 @@ def _status_without_reader(*arguments: str | Path) -> int:
     return done.returncode
 
 
-def test_a_reader_that_has_seen_enough_does_not_change_the_status(archive: Path) -> None:
+def test_a_reader_that_closes_the_pipe_early_does_not_change_the_status(archive: Path) -> None:
     assert _status_without_reader("ls", archive) == 0
     assert _status_without_reader("check", archive) == 0
     archive.write_bytes(archive.read_bytes()[:-1])
     assert _status_without_reader("check", archive) == 1
 
 
-def test_bytes_that_nobody_reads_are_no_success(source: Path, archive: Path) -> None:
+def test_a_command_whose_bytes_nobody_reads_fails(source: Path, archive: Path) -> None:
     assert _status_without_reader("convert", source, "-") == 141
     with onnxarchive.open(archive) as opened:
         name = next(iter(opened.tensors))
     assert _status_without_reader("cat", archive, name) == 141
 
 
-def test_an_archive_that_is_named_as_a_model_is_told_with_the_command_for_models(
+def test_converting_an_archive_to_a_onnx_name_warns_and_suggests_export(
     archive: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     output_of(capsys, "convert", archive, tmp_path / "copy.onnxa")
@@ -658,7 +658,7 @@ def test_a_bar_is_shown_on_a_terminal(
     assert "B/s" in shown
 
 
-def test_no_bar_is_shown_where_standard_error_is_no_terminal(source: Path, tmp_path: Path) -> None:
+def test_no_bar_is_shown_if_standard_error_is_no_terminal(source: Path, tmp_path: Path) -> None:
     done = run_apart("convert", source, tmp_path / "new.onnxa", stderr=subprocess.PIPE)
     assert done.stderr == b""
 

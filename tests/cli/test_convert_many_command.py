@@ -83,7 +83,7 @@ def test_a_tree_is_converted_and_its_failures_are_listed(
 
 
 @pytest.mark.parametrize("jobs", [None, 1, 2, 3])
-def test_jobs_are_cores_whether_of_one_model_or_of_several(
+def test_jobs_limits_the_threads_of_all_conversions_together(
     tree: Path, tmp_path: Path, jobs: int | None
 ) -> None:
     options = [] if jobs is None else ["--jobs", str(jobs)]
@@ -97,7 +97,7 @@ def test_jobs_are_cores_whether_of_one_model_or_of_several(
     assert threads == ([] if jobs in (None, 1) else [jobs])
 
 
-def test_jobs_for_which_the_system_permits_no_threads_are_done_without(
+def test_a_tree_is_converted_without_threads_if_the_system_permits_none(
     tree: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusal = RuntimeError("can't start new thread")
@@ -107,7 +107,7 @@ def test_jobs_for_which_the_system_permits_no_threads_are_done_without(
     assert files_below(tmp_path / "out") == set(GOOD)
 
 
-def test_the_status_tells_whether_a_file_is_corrupt_or_another_error_came(
+def test_the_status_distinguishes_corrupt_files_from_other_errors(
     tree: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     out = tmp_path / "out"
@@ -123,7 +123,7 @@ def test_the_status_tells_whether_a_file_is_corrupt_or_another_error_came(
     assert run(missing, tree / "deep" / "broken.onnx", "--output-dir", out, "--jobs", "2") == 3
 
 
-def test_json_tells_of_every_model_whatever_the_number_of_jobs(
+def test_json_has_every_model_with_any_number_of_jobs(
     tree: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     out = tmp_path / "out"
@@ -144,7 +144,7 @@ def test_json_tells_of_every_model_whatever_the_number_of_jobs(
     assert {os.path.relpath(item["path"], out) for item in found.values()} == set(GOOD)
 
 
-def test_files_and_trees_may_be_mixed_and_a_tree_without_models_is_told(
+def test_files_and_trees_may_be_mixed_and_a_tree_without_models_fails(
     tree: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     other = _write(tmp_path / "elsewhere" / "other.onnx", 5)
@@ -158,7 +158,7 @@ def test_files_and_trees_may_be_mixed_and_a_tree_without_models_is_told(
     assert "2 models converted, 1 failed" in told
 
 
-def test_a_dry_run_of_a_tree_tells_what_would_be_written_and_writes_nothing(
+def test_a_dry_run_of_a_tree_prints_what_would_be_written_and_writes_nothing(
     tree: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     out = tmp_path / "out"
@@ -175,7 +175,7 @@ def test_a_dry_run_of_a_tree_tells_what_would_be_written_and_writes_nothing(
     assert "3 models would be converted, 1 failed" in capsys.readouterr().out
 
 
-def test_options_hold_for_every_model(tree: Path, tmp_path: Path, capsys: Captured) -> None:
+def test_options_apply_to_every_model(tree: Path, tmp_path: Path, capsys: Captured) -> None:
     asset = tmp_path / "licence.txt"
     asset.write_bytes(b"words")
     options = ["--alignment", "4096", "--asset", str(asset), "--jobs", "2"]
@@ -186,7 +186,7 @@ def test_options_hold_for_every_model(tree: Path, tmp_path: Path, capsys: Captur
             assert all(entry.data_offset % 4096 == 0 for entry in archive.entries.values())
 
 
-def test_names_do_not_play_with_the_terminal(tmp_path: Path, capfd: Captured) -> None:
+def test_control_characters_in_names_are_escaped(tmp_path: Path, capfd: Captured) -> None:
     _write(tmp_path / "tree" / "evil\x1b[2J.onnx", 1)
     (tmp_path / "tree" / "evil\x1b[3J.onnx").write_bytes(b"broken")
     assert run(tmp_path / "tree", "--output-dir", tmp_path / "out") == 3

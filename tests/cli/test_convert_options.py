@@ -52,7 +52,7 @@ def target(tmp_path: Path) -> Path:
     ],
     ids=" ".join,
 )
-def test_a_dry_run_tells_what_would_be_written_and_writes_nothing(
+def test_a_dry_run_prints_what_would_be_written_and_writes_nothing(
     source: Path, target: Path, tmp_path: Path, capsys: Captured, options: list[str]
 ) -> None:
     (tmp_path / "file.txt").write_bytes(b"words" * 100)
@@ -68,13 +68,13 @@ def test_a_dry_run_tells_what_would_be_written_and_writes_nothing(
         assert planned["tensors"] == len(archive.entries) - len(archive.assets) - 1
 
 
-def test_a_dry_run_says_so(source: Path, target: Path, capsys: Captured) -> None:
+def test_a_dry_run_says_that_it_is_one(source: Path, target: Path, capsys: Captured) -> None:
     printed = output_of(capsys, "convert", source, target, "--dry-run")
     assert "would have 4 tensors, 0 assets, " in printed
     assert output_of(capsys, "convert", source, target) == printed.replace("would have ", "")
 
 
-def test_a_dry_run_to_standard_output_or_with_force_writes_nothing_there(
+def test_a_dry_run_to_standard_output_or_with_force_writes_nothing(
     source: Path, target: Path, capsys: Captured
 ) -> None:
     target.write_bytes(b"old")
@@ -89,7 +89,7 @@ def test_a_dry_run_to_standard_output_or_with_force_writes_nothing_there(
 
 
 @pytest.mark.parametrize("is_right", [True, False])
-def test_checksums_are_compared_when_asked(
+def test_checksums_are_compared_if_asked_for(
     tmp_path: Path, target: Path, capsys: Captured, is_right: bool
 ) -> None:
     tensor = raw_tensor("layer/w", dims=(600,))
@@ -116,7 +116,7 @@ def test_checksums_are_compared_when_asked(
 # Sources and what is said of them
 
 
-def test_what_is_left_out_is_told_on_standard_error(
+def test_what_is_left_out_is_reported_on_standard_error(
     source: Path, target: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     with zipfile.ZipFile(tmp_path / "m.zip", "w") as file:
@@ -136,7 +136,9 @@ def test_what_is_left_out_is_told_on_standard_error(
     assert len(captured.err.splitlines()) == 1
 
 
-def test_all_problems_are_told_a_line_each(tmp_path: Path, target: Path, capsys: Captured) -> None:
+def test_every_problem_is_reported_in_a_line_of_its_own(
+    tmp_path: Path, target: Path, capsys: Captured
+) -> None:
     model = model_of(
         external(raw_tensor("a", TensorProto.INT8, (2000,)), "missing.bin"),
         external(raw_tensor("evil\x1b[2J", dims=(600,)), "missing too.bin"),

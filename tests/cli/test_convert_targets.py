@@ -66,7 +66,9 @@ def test_the_archive_of_a_url_appears_in_the_working_directory(capsys: Captured)
 
 
 @pytest.mark.parametrize("options", [[], ["--force"], ["--dry-run"]])
-def test_nothing_is_replaced_that_was_not_named(options: list[str], capsys: Captured) -> None:
+def test_a_file_that_was_not_named_as_target_is_not_replaced(
+    options: list[str], capsys: Captured
+) -> None:
     write_model(Path("m.onnx"), runnable_model())
     Path("m.onnxa").write_bytes(b"mine")
     error = error_of(capsys, "convert", "m.onnx", *options)
@@ -80,7 +82,7 @@ def test_nothing_is_replaced_that_was_not_named(options: list[str], capsys: Capt
     assert not Path("elsewhere").exists()
 
 
-def test_options_that_take_a_path_are_no_reason_to_refuse_a_source_alone(capsys: Captured) -> None:
+def test_a_source_may_be_given_with_options_that_take_paths(capsys: Captured) -> None:
     write_model(Path("m.onnx"), runnable_model())
     Path("a.txt").write_bytes(b"a")
     output_of(capsys, "convert", "m.onnx", "--follow-links", "..", "--asset", "a.txt", "b=a.txt")
@@ -107,7 +109,7 @@ def write_models(*names: str) -> None:
     Path("repository/tokenizer.json").write_bytes(b"{}")
 
 
-def test_models_are_listed_with_the_command_that_takes_all(capsys: Captured) -> None:
+def test_several_models_are_listed_with_the_command_that_packs_all(capsys: Captured) -> None:
     write_models("encoder model.onnx", "decoder.onnx", "decoder_fp16.onnx", "._decoder.onnx")
     error = error_of(capsys, "convert", "repository", "new.onnxa")
     assert "repository: expected one model" in error
@@ -124,7 +126,7 @@ def test_models_are_listed_with_the_command_that_takes_all(capsys: Captured) -> 
         assert list(archive.assets) == ["tokenizer.json"]
 
 
-def test_the_usual_default_model_need_not_be_named(capsys: Captured) -> None:
+def test_a_default_model_with_a_usual_name_need_not_be_given(capsys: Captured) -> None:
     write_models("onnx/model.onnx", "onnx/decoder.onnx")
     error = error_of(capsys, "convert", "repository")
     assert "'onnxarchive convert repository NEW.onnxa --all-models --assets' converts all" in error

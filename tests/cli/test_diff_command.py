@@ -40,7 +40,7 @@ def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -
     return compare
 
 
-def test_what_differs_is_told_line_by_line(
+def test_differences_are_printed_line_by_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -83,7 +83,7 @@ def test_what_differs_is_told_line_by_line(
     ("options", "how"),
     [((), "by CRC-32"), (("--full",), "byte by byte")],
 )
-def test_what_is_the_same_is_told_in_a_line(
+def test_equal_archives_are_reported_in_one_line(
     compare: Compare, options: tuple[str, ...], how: str
 ) -> None:
     status, lines = compare(runnable_model(), runnable_model(), *options)
@@ -98,7 +98,7 @@ def test_what_is_the_same_is_told_in_a_line(
     assert not any(result[section] for section in SECTIONS)
 
 
-def test_json_has_all(compare: Compare) -> None:
+def test_json_has_every_difference(compare: Compare) -> None:
     other = runnable_model()
     other.graph.node[1].op_type = "Sub"
     status, lines = compare(runnable_model(), other, "--json")
@@ -131,7 +131,7 @@ def test_json_has_all(compare: Compare) -> None:
     }
 
 
-def test_of_many_lines_fifty_are_shown_and_json_has_all(compare: Compare) -> None:
+def test_at_most_fifty_lines_are_shown_and_json_has_every_difference(compare: Compare) -> None:
     other = model_of(*(raw_tensor(f"w{index}") for index in range(1200)))
     _, lines = compare(model_of(), other)
     assert lines[2] == "tensors: 1,200 added"
@@ -142,7 +142,7 @@ def test_of_many_lines_fifty_are_shown_and_json_has_all(compare: Compare) -> Non
     assert len(json.loads("\n".join(lines))["tensors"]) == 1200
 
 
-def test_of_many_parts_eight_are_shown(compare: Compare) -> None:
+def test_at_most_eight_parts_of_a_difference_are_shown(compare: Compare) -> None:
     model, other = runnable_model(), runnable_model()
     for index in range(10):
         other.graph.node[0].attribute.append(helper.make_attribute(f"a{index}", index))
@@ -162,7 +162,7 @@ def test_long_values_are_cut_in_the_middle(compare: Compare) -> None:
     assert json.loads("\n".join(lines))["fields"][0]["after"] == other.doc_string
 
 
-def test_names_cannot_play_tricks_on_a_terminal(compare: Compare) -> None:
+def test_control_characters_in_names_are_escaped(compare: Compare) -> None:
     name = "\x1b[2J\nw"
     other = model_of(raw_tensor(name))
     other.graph.node.append(helper.make_node("Neg", [name], [name], name=name, **{name: name}))

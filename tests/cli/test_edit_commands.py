@@ -57,7 +57,7 @@ def test_models_replace_takes_a_link_that_was_changed(
     )
 
 
-def test_models_replace_takes_the_archives_own_model_from_elsewhere(
+def test_models_replace_takes_the_archives_own_model_from_another_file(
     archive: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     assert run("extract", archive, tmp_path / "extracted") == 0
@@ -132,7 +132,7 @@ def test_metadata_set_sets_and_removes_words(archive: Path, word: str, capsys: C
     assert not model_in(archive).HasField(field)
 
 
-def test_metadata_set_does_all_at_once_and_leaves_what_it_does_not_set(archive: Path) -> None:
+def test_metadata_set_changes_several_fields_and_leaves_all_others(archive: Path) -> None:
     model = runnable_model()
     for value in ("first", "last"):
         model.metadata_props.add(key="twice", value=value)
@@ -176,7 +176,9 @@ def test_metadata_is_printed_as_it_is_set(archive: Path, capsys: Captured) -> No
     assert result_of(capsys, "metadata", "get", archive, "author")["value"] == "Ada"
 
 
-def test_metadata_that_is_nearly_there_is_named(archive: Path, capsys: Captured) -> None:
+def test_a_misspelled_key_of_metadata_is_answered_with_the_nearest_key(
+    archive: Path, capsys: Captured
+) -> None:
     assert run("metadata", "set", archive, "author=Ada") == 0
     for verb in ("get", "remove"):
         assert error_of(capsys, "metadata", verb, archive, "auther") == (
@@ -211,7 +213,7 @@ def call(archive: Path) -> Call:
 @pytest.mark.skipif(os.name == "nt", reason="the locks are POSIX's")
 @pytest.mark.parametrize("command", [*CHANGES, "recover"])
 @pytest.mark.parametrize("kind", ["exclusive", "shared"])
-def test_an_archive_that_is_locked_is_waited_for_as_long_as_asked(
+def test_a_locked_archive_is_waited_for_as_long_as_the_option_says(
     archive: Path, command: str, kind: lock_calls.Kind, call: Call, capsys: Captured
 ) -> None:
     before = archive.read_bytes()
@@ -258,7 +260,7 @@ def test_a_path_that_a_terminal_cannot_show_is_shown_in_one_line(
 
 
 @pytest.mark.parametrize("command", CHANGES)
-def test_damage_is_told_and_nothing_is_changed(
+def test_damage_is_reported_and_nothing_is_changed(
     archive: Path, command: str, call: Call, capsys: Captured
 ) -> None:
     flip_byte(archive, entry_of(archive, "__MODEL_PROTO").data_offset + 3)

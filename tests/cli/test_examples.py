@@ -38,7 +38,7 @@ def _arguments(command: str) -> list[str]:
 
 
 @pytest.mark.parametrize("command", EXAMPLES)
-def test_help_ends_with_the_example(
+def test_the_help_of_a_command_ends_with_an_example(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -49,7 +49,9 @@ def test_help_ends_with_the_example(
 
 
 @pytest.mark.parametrize("command", sorted(set(EXAMPLES) - set(ONLY_PARSED)))
-def test_the_example_runs(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_in_the_help_of_a_command_runs(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, library in (("run", "onnxruntime"), ("completion", "shtab")):
         if command == name:
             pytest.importorskip(library)
@@ -64,7 +66,9 @@ def test_the_example_runs(command: str, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
-def test_scripts_name_the_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_scripts_name_the_commands(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("shtab")
     assert "metadata" in output_of(capsys, "completion", shell)
 
@@ -80,7 +84,7 @@ def test_scripts_name_the_commands(shell: str, capsys: pytest.CaptureFixture[str
         (["convert", "--output-dir", "mod"], ["model.onnxa"]),
     ],
 )
-def test_bash_completes(
+def test_bash_completes_commands_options_and_paths(
     words: list[str], completions: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bash = shutil.which("bash")

@@ -25,7 +25,7 @@ def archive(tmp_path: Path) -> Path:
     return path
 
 
-def test_ls_shows_no_key_that_is_the_name(path: Path, capsys: Captured) -> None:
+def test_ls_shows_a_key_only_if_it_differs_from_the_name(path: Path, capsys: Captured) -> None:
     onnxarchive.save(model_of(raw_tensor("w", dims=(300,)), raw_tensor("v", dims=(300,))), path)
     header, *lines, _, _ = output_of(capsys, "ls", path).splitlines()
     assert "key" not in header
@@ -55,7 +55,7 @@ def test_ls_hides_packed_weights_unless_all_is_asked_for(path: Path, capsys: Cap
 
 
 @pytest.mark.parametrize("command", ["ls", "info"])
-def test_what_describes_an_archive_does_not_depend_on_its_path(
+def test_the_output_of_ls_and_info_does_not_depend_on_the_path_of_the_archive(
     archive: Path, capsys: Captured, command: str
 ) -> None:
     texts = [output_of(capsys, command, archive), output_of(capsys, command, archive, "--json")]
@@ -85,7 +85,7 @@ def test_the_digest_of_info_changes_with_a_weight_outside_and_inside_the_model(
     assert digest_of(capsys, archive) == before != changed
 
 
-def test_the_digest_of_info_is_that_of_the_tensors_wherever_they_are(
+def test_the_digest_of_info_does_not_depend_on_where_tensors_are_stored(
     path: Path, capsys: Captured
 ) -> None:
     model = mixed_model()
@@ -99,7 +99,7 @@ def test_the_digest_of_info_is_that_of_the_tensors_wherever_they_are(
     assert len(digests) == 1
 
 
-def test_the_digest_of_info_is_that_of_lines_as_documented(path: Path, capsys: Captured) -> None:
+def test_the_digest_of_info_is_computed_as_documented(path: Path, capsys: Captured) -> None:
     onnxarchive.save(model_of(raw_tensor("w", dims=(3, 100)), raw_tensor("b", dims=())), path)
     lines = []
     for tensor in onnxarchive.load(path).graph.initializer:
@@ -110,9 +110,7 @@ def test_the_digest_of_info_is_that_of_lines_as_documented(path: Path, capsys: C
     assert digest_of(capsys, path) == expected
 
 
-def test_the_digest_of_info_is_that_of_one_model_if_it_is_chosen(
-    path: Path, capsys: Captured
-) -> None:
+def test_the_digest_of_info_covers_the_chosen_model_alone(path: Path, capsys: Captured) -> None:
     decoder = model_of(raw_tensor("own", dims=(300,)))
     onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), path, models={"decoder": decoder})
     digests = [digest_of(capsys, path, *options) for options in ([], ["--model", "decoder"])]
@@ -125,7 +123,7 @@ def test_the_digest_of_info_is_that_of_one_model_if_it_is_chosen(
     assert default not in (*digests, *changed)
 
 
-def test_types_are_data_in_json(path: Path, capsys: Captured) -> None:
+def test_types_of_inputs_are_objects_in_json(path: Path, capsys: Captured) -> None:
     model = model_of()
     del model.graph.input[:], model.graph.output[:]
     shaped = onnx.helper.make_tensor_type_proto(1, ["maxxlen", None, 64])

@@ -56,7 +56,7 @@ def test_one_thing_has_one_name_in_all_commands() -> None:
     assert options.isdisjoint({"--name", "--directory", "--output", "--id"})
 
 
-def test_options_for_urls_are_explained_by_one_topic_and_named_by_each_command(
+def test_options_for_urls_are_explained_in_one_topic_and_named_by_each_command(
     capsys: Captured,
 ) -> None:
     topic = output_of(capsys, "help", "urls")

@@ -113,7 +113,9 @@ def test_a_function_makes_no_folder_that_a_shell_would_have_expanded(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no list of the names of users")
-def test_a_name_of_no_user_is_a_plain_name_and_that_of_a_user_is_refused(home: Path) -> None:
+def test_a_tilde_before_the_name_of_a_user_is_refused_and_is_plain_before_other_names(
+    home: Path,
+) -> None:
     onnxarchive.save(runnable_model(), "~no such user.onnxa")
     assert onnxarchive.load("~no such user.onnxa") == runnable_model()
     with pytest.raises(ValueError, match=REMEDY):

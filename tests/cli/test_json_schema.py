@@ -174,6 +174,6 @@ def _printing_json(command: Command, name: str = "") -> Iterator[str]:
         yield name
 
 
-def test_every_command_with_json_is_in_the_schema_and_tested() -> None:
+def test_every_command_with_json_is_in_the_schema_and_has_a_test() -> None:
     assert {name for name in SCHEMA if not name.isupper()} == set(COMMANDS)
     assert set(COMMANDS) == set(_printing_json(parser()))

@@ -62,7 +62,7 @@ def test_link_refuses_a_broken_archive(archive: Path, capsys: Captured) -> None:
     assert not archive.with_name("link.onnx").exists()
 
 
-def test_check_tells_that_a_link_fits(archive: Path, link: Path, capsys: Captured) -> None:
+def test_check_says_that_a_link_fits(archive: Path, link: Path, capsys: Captured) -> None:
     ways: list[list[str | Path]] = [["--link", link], ["--link", link, archive]]
     ways.append([archive, "--link", link])
     for arguments in ways:
@@ -72,7 +72,7 @@ def test_check_tells_that_a_link_fits(archive: Path, link: Path, capsys: Capture
         assert result_of(capsys, "check", "--full", *arguments) == []
 
 
-def test_check_tells_that_a_link_does_not_fit(archive: Path, link: Path, capsys: Captured) -> None:
+def test_check_says_that_a_link_does_not_fit(archive: Path, link: Path, capsys: Captured) -> None:
     onnxarchive.save(runnable_model(), archive, alignment=4096)
     sound, changed = output_of(capsys, "check", "--link", link, status=1).splitlines()
     assert f"{archive}: valid " in sound
@@ -85,7 +85,7 @@ def test_check_tells_that_a_link_does_not_fit(archive: Path, link: Path, capsys:
     assert run("check", archive) == 0
 
 
-def test_check_tells_that_the_archive_of_a_link_is_gone(
+def test_check_says_that_the_archive_of_a_link_is_missing(
     archive: Path, link: Path, capsys: Captured
 ) -> None:
     os.rename(archive, archive.with_name("renamed"))
@@ -96,7 +96,7 @@ def test_check_tells_that_the_archive_of_a_link_is_gone(
     assert run("check", "--link", link, archive.with_name("renamed")) == 1
 
 
-def test_check_of_a_link_tells_first_what_is_wrong_with_the_archive(
+def test_check_of_a_link_first_reports_what_is_wrong_with_the_archive(
     archive: Path, link: Path, capsys: Captured
 ) -> None:
     break_local_header(archive, entry_of(archive, "layer_0_weight"))

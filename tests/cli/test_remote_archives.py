@@ -85,7 +85,7 @@ def test_cat_reads_the_rows_of_a_range_alone(
     assert b"tensor 'scalar': a scalar has no rows; leave out --rows" in captured.err
 
 
-def test_an_asset_that_was_damaged_on_its_way_is_fetched_anew(
+def test_an_asset_that_was_damaged_in_transfer_is_fetched_again(
     web: WebServer, url: str, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     content = ASSETS["folder/big.bin"]
@@ -198,7 +198,7 @@ def test_errors_show_no_secret(
         ("ls", "{url}", "--storage-option", "proxy_url=SECRET", *ONCE),
     ],
 )
-def test_what_is_refused_shows_no_secret(
+def test_the_error_of_a_refused_argument_shows_no_secret(
     url: str, tmp_path: Path, capsys: Captured, arguments: tuple[str, ...]
 ) -> None:
     file = tmp_path / "m.onnx"

@@ -80,7 +80,7 @@ def run(*arguments: str | Path) -> int:
     return main(["run", *(str(argument) for argument in arguments)])
 
 
-def test_run_tells_inputs_outputs_time_and_memory(archive: Path, capsys: Captured) -> None:
+def test_run_prints_inputs_outputs_time_and_memory(archive: Path, capsys: Captured) -> None:
     assert run(archive) == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
@@ -104,7 +104,7 @@ def test_run_tells_inputs_outputs_time_and_memory(archive: Path, capsys: Capture
         assert set(result["memory"]) == {"anonymous_nbytes", "mapped_nbytes"}
 
 
-def test_run_makes_no_packed_copies_if_it_is_told_so(
+def test_run_makes_no_packed_copies_with_no_prepack(
     archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     make, found = ort.InferenceSession.__init__, []
@@ -122,7 +122,7 @@ def test_run_makes_no_packed_copies_if_it_is_told_so(
         assert set(found) == {"1"}
 
 
-def test_given_inputs_are_taken_and_outputs_saved_in_a_new_or_empty_directory(
+def test_given_inputs_are_used_and_outputs_saved_in_a_new_or_empty_directory(
     archive: Path, capsys: Captured
 ) -> None:
     np.save("x.npy", X)
@@ -205,7 +205,7 @@ def test_a_file_that_an_output_does_not_fit_is_named(archive: Path) -> None:
     assert [path.name for path in Path().iterdir()] == [archive.name]
 
 
-def test_arrays_of_a_sequence_are_saved_each(capsys: Captured) -> None:
+def test_each_array_of_a_sequence_is_saved(capsys: Captured) -> None:
     nodes = [node("SequenceConstruct", ["a", "a"], ["s"]), node("Identity", ["a"], ["s_0_"])]
     outputs = [sequence("s", FLOAT, None), value("s_0_", FLOAT, [3])]
     write_graph("m.onnx", nodes, [value("a", FLOAT, [3])], outputs)
@@ -276,7 +276,7 @@ def test_onnxruntime_reads_the_outputs_that_it_wrote(name: str, capsys: Captured
     assert Path("first/y.npy").read_bytes() == Path("second/y.npy").read_bytes()
 
 
-def test_dimensions_are_given_by_name_and_assumptions_told(capsys: Captured) -> None:
+def test_dimensions_are_given_by_name_and_assumed_ones_are_printed(capsys: Captured) -> None:
     write_identities("m.onnx", a=["batch", None], b=["n + 1", "batch"])
     printed = output_of(capsys, "run", "m.onnx", "--dim", "batch=3")
     assert "assumed   a[1]=1, n + 1=1 (--dim NAME=SIZE sets another size)" in printed
@@ -286,7 +286,7 @@ def test_dimensions_are_given_by_name_and_assumptions_told(capsys: Captured) -> 
     assert result["assumed_dims"] == {"batch": 1}
 
 
-def test_names_do_not_play_with_the_terminal(capsys: Captured) -> None:
+def test_control_characters_in_names_are_escaped(capsys: Captured) -> None:
     evil = "evil\x1b[2J\nname"
     write_identities("m.onnx", **{evil: [evil]})
     printed = output_of(capsys, "run", "m.onnx", "--output-dir", "out")
@@ -295,7 +295,7 @@ def test_names_do_not_play_with_the_terminal(capsys: Captured) -> None:
     assert "\x1b" not in error_of(capsys, "run", "m.onnx", "--dim", "x=1")
 
 
-def test_nothing_but_the_line_is_written_by_the_process() -> None:
+def test_a_run_that_fails_writes_one_line_and_nothing_else() -> None:
     inputs = [value("x", FLOAT, [5]), value("i", TensorProto.INT64, [2])]
     outputs = [value("y", FLOAT, None)]
     write_graph("m.onnx", [node("Reshape", ["x", "i"], ["y"])], inputs, outputs)

@@ -40,7 +40,7 @@ def status_of(*arguments: object, full: str) -> tuple[int, bytes]:
     return done.returncode, getattr(done, other)
 
 
-def test_what_is_unforeseen_ends_with_70_and_a_traceback(
+def test_an_unforeseen_error_ends_with_status_70_and_a_traceback(
     archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(onnxarchive, "diff", Mock(side_effect=TypeError("unforeseen")))
@@ -55,7 +55,7 @@ def test_what_is_unforeseen_ends_with_70_and_a_traceback(
 
 
 @pytest.mark.parametrize(("text", "shown"), [("", ""), ("no room for 9 bytes", ": no room for 9")])
-def test_a_lack_of_memory_is_a_message(
+def test_a_lack_of_memory_is_reported_in_a_message(
     text: str, shown: str, archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(onnxarchive, "diff", Mock(side_effect=MemoryError(text)))
@@ -84,7 +84,7 @@ def test_onnxruntime_is_not_blamed_for_a_lack_of_memory(
         assert error == "onnxarchive: out of memory: std::bad_alloc\n"
 
 
-def test_a_conversion_of_many_that_lacks_memory_fails_alone(
+def test_a_conversion_that_lacks_memory_does_not_stop_other_conversions(
     archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     converted = Mock(side_effect=MemoryError("no room"))

@@ -8,7 +8,7 @@ def test_a_table_aligns_text_left_and_numbers_right() -> None:
     assert lines == ["name     bytes", "a            5", "longer  12,345"]
 
 
-def test_numbers_beside_text_are_aligned_left_and_what_does_not_print_is_escaped() -> None:
+def test_numbers_beside_text_are_aligned_left_and_unprintable_characters_escaped() -> None:
     lines = [*table(["name", "bytes"], [["a\n", 1234], ["b", "none"]])]
     assert lines == ["name  bytes", "a\\n   1,234", "b     none"]
 
@@ -33,5 +33,5 @@ def test_counts_have_a_plural() -> None:
     assert counts == ["0 tensors", "1 tensor", "2,000 tensors"]
 
 
-def test_what_does_not_print_is_escaped_and_what_does_is_kept() -> None:
+def test_unprintable_characters_are_escaped_and_printable_ones_kept() -> None:
     assert printable("a\x1b[0m\nü\u202e\ud800") == "a\\x1b[0m\\nü\\u202e\\ud800"

@@ -65,7 +65,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return opened
 
 
-def test_view_opens_a_browser_and_ends_well_with_an_interrupt(
+def test_view_opens_a_browser_and_an_interrupt_ends_it_successfully(
     archive: Path, opened: list[str], capsys: Captured
 ) -> None:
     assert run("view", archive) == 0
@@ -78,7 +78,7 @@ def test_view_opens_a_browser_and_ends_well_with_an_interrupt(
     assert list(archive.parent.iterdir()) == [archive]
 
 
-def test_view_starts_no_browser_where_it_shall_not(
+def test_view_starts_no_browser_with_no_browser_or_json(
     archive: Path, opened: list[str], capsys: Captured
 ) -> None:
     assert run("view", archive, "--no-browser", "--json") == 0
@@ -88,7 +88,7 @@ def test_view_starts_no_browser_where_it_shall_not(
     assert result["url"].startswith("http://127.0.0.1:")
 
 
-def test_view_serves_where_no_browser_can_be_started(
+def test_view_prints_the_address_if_no_browser_can_be_started(
     archive: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     monkeypatch.setattr(webbrowser, "open", lambda url: False)
@@ -162,7 +162,7 @@ def test_view_serves_until_it_is_ended_and_leaves_no_page(
 
 
 @posix
-def test_a_browser_is_led_to_the_page_by_a_file_that_only_its_user_can_read(view: View) -> None:
+def test_a_browser_gets_the_address_from_a_file_that_only_its_user_can_read(view: View) -> None:
     secret = view.url.split("/")[3]
     command_line = view.command_line()
     assert not any(secret in it for it in command_line)
@@ -176,9 +176,7 @@ def test_a_browser_is_led_to_the_page_by_a_file_that_only_its_user_can_read(view
 
 @pytest.mark.tool
 @posix
-def test_a_browser_shows_the_page_that_it_is_led_to(
-    archive: Path, view: View, browser: Any
-) -> None:
+def test_a_browser_shows_the_page_of_the_archive(archive: Path, view: View, browser: Any) -> None:
     (address,) = view.command_line()[1:]
     browser.get(address)
     wait_until(lambda: browser.title == archive.name, view.process)
@@ -186,7 +184,7 @@ def test_a_browser_shows_the_page_that_it_is_led_to(
     assert [it["message"] for it in browser.get_log("browser")] == []
 
 
-def test_view_tells_of_a_weight_that_it_does_not_show(archive: Path, view: View) -> None:
+def test_view_names_a_weight_that_it_does_not_show(archive: Path, view: View) -> None:
     flip_byte(archive, entry_of(archive, "layer_0_weight").data_offset)
     with pytest.raises(urllib.error.HTTPError, match="500") as caught:
         read(view.url + "data/layer_0_weight")

@@ -311,7 +311,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("command", "status", "message"), CASES)
-def test_it_is_told_in_a_line_and_leaves_nothing(
+def test_wrong_use_is_reported_in_one_line_and_leaves_nothing(
     command: str,
     status: int,
     message: str,

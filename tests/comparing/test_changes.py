@@ -29,7 +29,7 @@ print([name for name in upper if f"onnxarchive.{name}" in sys.modules])
     assert run_python(code) == "[]\n"
 
 
-def test_the_two_names_of_the_default_domain_are_one() -> None:
+def test_both_names_of_the_default_domain_are_equal() -> None:
     one = onnx.ModelProto(opset_import=[helper.make_opsetid("", 1)])
     other = onnx.ModelProto(opset_import=[helper.make_opsetid("ai.onnx", 2)])
     (change,) = list_changes("opset_import", one, other)
@@ -62,7 +62,7 @@ def test_a_default_value_is_no_change_but_an_empty_message_is_one() -> None:
     assert (change.name, change.kind) == ("tensor_type: shape", "removed")
 
 
-def test_of_long_lists_the_first_difference_is_described() -> None:
+def test_the_first_difference_of_long_lists_is_described() -> None:
     def texts(ones: int, others: int) -> tuple[str | None, str | None]:
         (change,) = value_changes("a", range(ones), range(others))
         return change.before, change.after

@@ -134,13 +134,13 @@ def test_an_archive_is_the_same_as_itself(
     assert (found.path, found.other) == (str(path), str(path))
 
 
-def test_the_field_of_the_elements_is_no_difference(compare: Compare) -> None:
+def test_the_field_that_holds_equal_elements_is_no_difference(compare: Compare) -> None:
     numbers = [TensorProto.FLOAT, TensorProto.INT4, TensorProto.BFLOAT16, TensorProto.COMPLEX64]
     raw = [raw_tensor(f"w{number}", number, (3,)) for number in numbers]
     assert compare(model_of(*raw), model_of(*map(typed, raw))).is_same
 
 
-def test_the_order_of_what_has_names_is_no_difference_nor_is_another_key(compare: Compare) -> None:
+def test_another_order_of_named_items_and_another_key_are_no_difference(compare: Compare) -> None:
     model = model_of(raw_tensor("a.b"), raw_tensor("a/b", seed=1))  # their keys depend on the order
     model.graph.sparse_initializer.extend([sparse_tensor("s"), sparse_tensor("t", 1)])
     model.graph.node.append(node(attribute("i", i=1), attribute("j", i=2)))
@@ -167,7 +167,7 @@ def test_the_order_of_what_has_names_is_no_difference_nor_is_another_key(compare
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-def test_a_node_is_the_same_if_only_the_key_of_its_tensor_is_another(
+def test_a_node_is_unchanged_if_only_the_key_of_its_tensor_differs(
     compare: Compare, is_named: bool
 ) -> None:
     model = model_of()
@@ -422,7 +422,7 @@ def changed_by(change: Edit) -> onnx.ModelProto:
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("size_threshold", [0, 1 << 20])
 @each_change
-def test_a_change_alone_is_told_and_nothing_else(
+def test_a_single_change_is_reported_and_nothing_else(
     compare: Compare,
     change: Edit,
     section: str,
@@ -438,7 +438,7 @@ def test_a_change_alone_is_told_and_nothing_else(
 
 
 @each_change
-def test_the_other_way_round_it_is_the_other_way_round(
+def test_exchanging_the_two_archives_reverses_a_change(
     compare: Compare, change: Edit, section: str, expected: Change
 ) -> None:
     def reverse(change: Change) -> Change:
@@ -524,7 +524,7 @@ MATCHED: dict[str, tuple[list[onnx.NodeProto], list[onnx.NodeProto], list[tuple[
 
 
 @pytest.mark.parametrize(("nodes", "others", "expected"), MATCHED.values(), ids=MATCHED.keys())
-def test_a_node_is_matched(
+def test_changed_inserted_and_removed_nodes_are_matched_with_the_others(
     compare: Compare,
     nodes: list[onnx.NodeProto],
     others: list[onnx.NodeProto],
@@ -562,7 +562,7 @@ def test_an_initializer_that_went_to_another_graph_is_removed_and_added(compare:
     assert [(it.name, it.kind) for it in (removed, added)] == [("v", "removed"), ("w", "added")]
 
 
-def test_a_change_deep_down_is_told_with_the_way_to_it(compare: Compare) -> None:
+def test_a_change_in_a_nested_graph_is_reported_with_the_path_to_it(compare: Compare) -> None:
     model = nested_model(31)
     other = copied(model)
     graph = other.graph
@@ -600,7 +600,7 @@ def test_a_difference_deep_in_a_type_is_found(compare: Compare) -> None:
     assert change.parts == (Change(f"{prefix}denotation", "IMAGE", None),)
 
 
-def test_tensors_that_are_none_are_compared_field_by_field(compare: Compare) -> None:
+def test_malformed_tensors_are_compared_field_by_field(compare: Compare) -> None:
     short = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3], float_data=[1, 2])
     other = copied(short)
     assert compare(model_of(short), model_of(other)).is_same
@@ -629,7 +629,7 @@ def test_numbers_are_the_same_if_their_bits_are(compare: Compare) -> None:
     assert change.parts == (Change("attribute a: floats", "nan, 0.1", "nan, 0.5"),)
 
 
-def test_names_that_are_not_utf_8_are_told_apart(compare: Compare) -> None:
+def test_different_names_that_are_not_utf_8_are_distinguished(compare: Compare) -> None:
     def make(*names: bytes) -> onnx.ModelProto:
         model = model_of()
         for name in names:
@@ -786,7 +786,7 @@ def same_crc32(data: bytes) -> bytes:
         ("asset", "assets", ["w"]),
     ],
 )
-def test_full_finds_what_an_equal_crc32_hides(
+def test_full_finds_a_change_that_an_equal_crc32_hides(
     compare: Compare,
     place: str,
     section: str,
@@ -821,7 +821,7 @@ def test_full_finds_what_an_equal_crc32_hides(
     assert part.after == f"{prefix}{told(data)}, SHA-256 {hashlib.sha256(other).hexdigest()}"
 
 
-def test_full_tells_apart_three_that_share_a_crc32(compare: Compare) -> None:
+def test_full_distinguishes_three_tensors_that_share_a_crc32(compare: Compare) -> None:
     tensor = raw_tensor("v")
     same, third = copied(tensor), copied(tensor)
     same.raw_data = same_crc32(tensor.raw_data)
@@ -868,7 +868,7 @@ def test_many_stack_traces_are_left_out_in_linear_time(tmp_path: Path) -> None:
     assert diff(*paths).is_same
 
 
-def test_without_full_the_directory_is_believed(tmp_path: Path) -> None:
+def test_without_full_the_crc32_in_the_directory_is_trusted(tmp_path: Path) -> None:
     path, other = saved_twice(tmp_path, raw_tensor("w", dims=(300,)))
     flip_byte(other, entry_of(other, "w").data_offset + 1000)
     assert diff(path, other).is_same
@@ -921,7 +921,7 @@ print(growth(lambda: diff(sys.argv[1], sys.argv[2], full=True, progress=sample))
 
 
 @pytest.mark.parametrize("differs", [False, True])
-def test_progress_tells_of_the_bytes_that_are_compared(tmp_path: Path, differs: bool) -> None:
+def test_progress_counts_the_bytes_that_are_compared(tmp_path: Path, differs: bool) -> None:
     weights = raw_tensor("w", TensorProto.UINT8, (9 * MIB,)), raw_tensor("in the model")
     path, other = saved_twice(tmp_path, *weights)
     if differs:
@@ -937,7 +937,7 @@ def test_progress_tells_of_the_bytes_that_are_compared(tmp_path: Path, differs: 
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_errors_name_the_file(tmp_path: Path, is_first: bool) -> None:
+def test_errors_of_diff_name_the_file(tmp_path: Path, is_first: bool) -> None:
     path, bad = tmp_path / "good.onnxa", tmp_path / "bad.onnxa"
     onnxarchive.save(a_model(), path, size_threshold=0)
 
@@ -957,7 +957,7 @@ def test_errors_name_the_file(tmp_path: Path, is_first: bool) -> None:
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_file_that_becomes_shorter_meanwhile_is_an_error(
+def test_a_file_that_becomes_shorter_during_a_comparison_is_an_error(
     tmp_path: Path, is_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, short = saved_twice(tmp_path, raw_tensor("w", TensorProto.UINT8, (9 * MIB,)))
@@ -972,7 +972,7 @@ def test_a_file_that_becomes_shorter_meanwhile_is_an_error(
     assert caught.value.path == str(short)
 
 
-def test_the_files_are_closed(tmp_path: Path) -> None:
+def test_diff_closes_both_files(tmp_path: Path) -> None:
     path = tmp_path / "m.onnxa"
     onnxarchive.save(a_model(), path, size_threshold=0)
     diff(path, path, full=True)

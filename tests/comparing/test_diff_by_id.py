@@ -108,7 +108,9 @@ def test_full_finds_the_model_whose_weight_was_damaged(archive: Path, tmp_path: 
     assert changed(diff(archive, other, full=True)) == both
 
 
-def test_an_asset_is_no_tensor_of_a_model_of_its_first_letter(tmp_path: Path) -> None:
+def test_an_asset_is_not_taken_for_a_tensor_of_a_model_named_like_its_first_letter(
+    tmp_path: Path,
+) -> None:
     paths = [tmp_path / "one.onnxa", tmp_path / "other.onnxa"]
     weight = raw_tensor("w", TensorProto.UINT8, (2000,))
     for number, path in enumerate(paths):
