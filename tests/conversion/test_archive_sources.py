@@ -30,7 +30,7 @@ def archive(tmp_path: Path) -> Path:
     return tmp_path / "m.onnxa"
 
 
-def test_the_way_there_and_back_leaves_nothing_changed(archive: Path) -> None:
+def test_converting_with_other_options_and_back_gives_the_same_bytes(archive: Path) -> None:
     other = archive.parent / "other.onnxa"
     onnxarchive.convert(archive, other, alignment=4096, size_threshold=0, convert_attribute=True)
     assert converted(other) == archive.read_bytes()
@@ -46,13 +46,13 @@ def test_an_archive_is_not_written_over_itself(archive: Path) -> None:
     assert archive.read_bytes() == before
 
 
-def test_the_suffix_of_an_archive_says_nothing(archive: Path) -> None:
+def test_an_archive_is_recognised_whatever_its_suffix(archive: Path) -> None:
     before = archive.read_bytes()
     assert converted(archive.rename(archive.with_suffix(".onnx"))) == before
 
 
 @pytest.mark.parametrize("name", ["a_w", "assets/labels.txt", "__MODEL_PROTO"])
-def test_damaged_bytes_are_not_passed_on(archive: Path, name: str) -> None:
+def test_damaged_bytes_of_an_archive_are_not_converted(archive: Path, name: str) -> None:
     entry = entry_of(archive, name)
     flip_byte(archive, entry.data_offset + entry.nbytes // 2)
     with pytest.raises(ChecksumError, match=name) as caught:
@@ -81,7 +81,7 @@ def _entries(*tensors: TensorProto, **content: bytes) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("count", [2000, 2 << 20], ids=["small", "large"])
-def test_elements_that_break_a_rule_are_not_passed_on(tmp_path: Path, count: int) -> None:
+def test_elements_that_break_a_rule_are_not_converted(tmp_path: Path, count: int) -> None:
     mask = TensorProto(name="w", data_type=TensorProto.BOOL, dims=[count])
     path = _write(tmp_path / "m.onnxa", _entries(external(mask, "w"), w=b"\2" * count))
     with pytest.raises(ArchiveFormatError, match="found 2") as caught:
@@ -90,7 +90,7 @@ def test_elements_that_break_a_rule_are_not_passed_on(tmp_path: Path, count: int
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_checksums_of_tensors_are_compared_when_asked(tmp_path: Path) -> None:
+def test_checksums_of_tensors_are_compared_if_asked_for(tmp_path: Path) -> None:
     tensor = external(W, "w", checksum="0" * 40)
     path = _write(tmp_path / "m.onnxa", _entries(tensor, w=W.raw_data))
     assert converted(path) == saved(model_of(W))
@@ -133,7 +133,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_an_archive_that_breaks_a_rule_is_mended(tmp_path: Path, kind: str) -> None:
+def test_an_archive_that_breaks_a_rule_is_converted_to_a_valid_one(
+    tmp_path: Path, kind: str
+) -> None:
     tensors, entries = BROKEN[kind]
     path = _write(tmp_path / "m.onnxa", entries)
     assert onnxarchive.check(path) != []
@@ -159,7 +161,7 @@ def test_a_damaged_tensor_does_not_go_into_the_model(tmp_path: Path, count: int)
     assert sorted(it.name for it in tmp_path.iterdir()) == ["m.onnxa"]
 
 
-def test_nobody_edits_an_archive_while_it_is_looked_at_whether_it_is_one(
+def test_a_source_is_locked_while_convert_finds_out_whether_it_is_an_archive(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check = Contents.check_header

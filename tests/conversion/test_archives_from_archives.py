@@ -138,7 +138,7 @@ def _require_assets(path: Path) -> None:
 
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 @pytest.mark.parametrize("name", KEEPING_ALL)
-def test_alignment_assets_models_and_threshold_are_kept(
+def test_changing_an_archive_keeps_alignment_assets_models_and_threshold(
     tmp_path: Path, name: str, threshold: int
 ) -> None:
     path = _archive(tmp_path / "m.onnxa", threshold)

@@ -30,7 +30,7 @@ NAMES = [str(path.relative_to(DATA)) for path in PATHS]
 every_model = pytest.mark.parametrize("path", PATHS, ids=NAMES)
 
 
-def test_the_test_data_is_there() -> None:
+def test_the_test_models_of_onnx_are_found() -> None:
     assert len(PATHS) >= 149
 
 
@@ -52,7 +52,7 @@ def _exported(tmp_path: Path, path: Path, **options: Any) -> list[Path]:
 @pytest.mark.parametrize(
     "options", [{}, {"size_threshold": 0, "convert_attribute": True}], ids=["1024", "everything"]
 )
-def test_a_model_goes_through_an_archive_and_back(
+def test_a_model_converts_to_an_archive_and_back(
     tmp_path: Path, path: Path, options: dict[str, Any]
 ) -> None:
     archive, original = tmp_path / "model.onnxa", onnx.load(path)
@@ -88,7 +88,7 @@ def test_initializers_are_the_arrays_of_onnx(tmp_path: Path, path: Path) -> None
 # Models that the test data lacks
 
 
-def test_a_model_with_tensors_of_every_type(tmp_path: Path) -> None:
+def test_tensors_of_every_type_convert_to_an_archive_and_back(tmp_path: Path) -> None:
     model = model_of(string_tensor("STRING"))
     for name, number in NUMBERS.items():
         tensor = raw_tensor(name, number, (7, 301), seed=number)
@@ -143,7 +143,7 @@ def _loop_in_a_function() -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("convert_attribute", [False, True])
-def test_a_model_with_initializers_in_an_if_in_a_loop_in_a_function(
+def test_initializers_in_an_if_in_a_loop_in_a_function_convert_and_run(
     tmp_path: Path, convert_attribute: bool
 ) -> None:
     model = _loop_in_a_function()

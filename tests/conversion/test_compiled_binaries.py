@@ -137,7 +137,7 @@ def test_binaries_in_branches_and_functions_are_found(folder: Path, path: Path) 
     assert convert(folder / "m_ctx.onnx", path).left_out == ("branch.bin", "function.bin")
 
 
-def test_what_a_node_holds_itself_or_another_operator_names_is_no_binary(
+def test_an_embedded_context_and_a_file_of_another_operator_are_no_binaries(
     folder: Path, path: Path
 ) -> None:
     embedded = context("ctx.bin")
@@ -194,7 +194,7 @@ def test_a_binary_below_assets_is_stored_once(folder: Path, path: Path, other_fi
 @pytest.mark.parametrize(
     "form", ["../secret", "{}/secret", "sub\\ctx.bin", "C:/ctx.bin", "/" * 5000]
 )
-def test_a_path_that_may_lead_out_is_not_looked_for(
+def test_a_binary_whose_path_may_lead_out_is_not_looked_for(
     folder: Path, path: Path, form: str, other_files: bool
 ) -> None:
     write_files(folder.parent, "secret")
@@ -208,7 +208,7 @@ def test_a_path_that_may_lead_out_is_not_looked_for(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="links need a right on Windows")
-def test_a_link_that_leads_out_is_left_out_and_refused_as_an_asset(
+def test_a_binary_that_is_a_link_out_is_left_out_and_refused_as_an_asset(
     folder: Path, path: Path
 ) -> None:
     write_model(folder / "m_ctx.onnx", model(context("pytorch_model.bin")))
@@ -227,7 +227,7 @@ def test_a_link_that_leads_out_is_left_out_and_refused_as_an_asset(
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no such file on Windows")
-def test_a_pipe_is_left_out_and_refused_as_an_asset_without_waiting(
+def test_a_binary_that_is_a_pipe_is_left_out_and_refused_as_an_asset_without_waiting(
     folder: Path, path: Path
 ) -> None:
     write_model(folder / "m_ctx.onnx", model(context("model.onnx.bin")))
@@ -237,7 +237,7 @@ def test_a_pipe_is_left_out_and_refused_as_an_asset_without_waiting(
         onnxarchive.convert(folder / "m_ctx.onnx", path, other_files=True)
 
 
-def test_no_binary_is_written_over(folder: Path) -> None:
+def test_a_binary_is_not_overwritten_by_the_archive(folder: Path) -> None:
     write_model(folder / "m_ctx.onnx", model(context("ctx.bin")))
     write_files(folder, "ctx.bin")
     with pytest.raises(ValueError, match="input"):
@@ -248,7 +248,7 @@ def test_no_binary_is_written_over(folder: Path) -> None:
 # Several models
 
 
-def test_all_models_of_a_directory_name_theirs_by_their_paths_in_it(
+def test_binaries_of_all_models_of_a_directory_are_named_by_their_paths_in_it(
     folder: Path, path: Path
 ) -> None:
     write_model(folder / "model.onnx", model(context("shared.bin")))
@@ -267,7 +267,7 @@ def test_all_models_of_a_directory_name_theirs_by_their_paths_in_it(
     assert (outcome.left_out, outcome.warnings) == ((), (missing,))
 
 
-def test_those_of_a_further_model_elsewhere_are_left_out_even_with_other_files(
+def test_binaries_of_a_further_model_elsewhere_are_left_out_even_with_other_files(
     folder: Path, path: Path
 ) -> None:
     write_model(folder / "m.onnx", model())
@@ -286,7 +286,7 @@ def test_those_of_a_further_model_elsewhere_are_left_out_even_with_other_files(
         assert (outcome.left_out, outcome.warnings) == ((), ())
 
 
-def test_those_of_a_further_model_beside_the_default_one_are_its_other_files(
+def test_binaries_of_a_further_model_beside_the_default_model_are_other_files(
     folder: Path, path: Path
 ) -> None:
     write_model(folder / "m.onnx", model())
@@ -298,7 +298,7 @@ def test_those_of_a_further_model_beside_the_default_one_are_its_other_files(
 
 
 @pytest.mark.parametrize("is_zip", [False, True])
-def test_further_models_of_an_unpacked_archive_name_theirs(
+def test_binaries_of_further_models_of_an_unpacked_archive_are_named(
     folder: Path, path: Path, is_zip: bool
 ) -> None:
     onnxarchive.save(model(), path, models={"decoder": model(context("ctx.bin"))})
@@ -312,7 +312,7 @@ def test_further_models_of_an_unpacked_archive_name_theirs(
     assert assets_of(folder.parent / "again.onnxa") == {"ctx.bin": BINARY}
 
 
-def test_many_models_of_a_tree_name_theirs(folder: Path, tmp_path: Path) -> None:
+def test_convert_many_names_the_binaries_of_each_model(folder: Path, tmp_path: Path) -> None:
     write_model(folder / "a" / "m.onnx", model(context("ctx.bin")))
     write_files(folder, "a/ctx.bin")
     (outcome,) = onnxarchive.convert_many([folder], tmp_path / "out")
@@ -324,7 +324,7 @@ def test_many_models_of_a_tree_name_theirs(folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("other_files", [False, True])
-def test_beside_a_remote_model_they_are_not_looked_for_and_a_warning_says_so(
+def test_binaries_beside_a_remote_model_are_not_looked_for_and_a_warning_says_so(
     path: Path, web: WebServer, other_files: bool
 ) -> None:
     source = model(context("ctx.bin")).SerializeToString()
@@ -341,7 +341,7 @@ def test_beside_a_remote_model_they_are_not_looked_for_and_a_warning_says_so(
     assert outcome.warnings == ()
 
 
-def test_those_in_a_remote_zip_are_as_those_in_a_local_one(
+def test_binaries_in_a_remote_zip_are_treated_as_those_in_a_local_zip(
     path: Path, tmp_path: Path, web: WebServer
 ) -> None:
     files = {"m.onnx": model(context("ctx.bin")).SerializeToString(), "ctx.bin": BINARY}

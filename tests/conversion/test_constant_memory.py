@@ -90,7 +90,7 @@ def _is_same_file(one: Path, other: Path) -> bool:
                 return True
 
 
-def test_what_is_measured_is_what_is_allocated() -> None:
+def test_the_measured_memory_is_the_memory_that_a_process_allocates() -> None:
     code = f"""
 {MEASURE_MEMORY}
 import time
@@ -107,7 +107,9 @@ print(growth(hold))
     [[3 * GIB // 2 - 1000], [100 * MIB] * 15 + [36 * MIB - 1000]],
     ids=["one tensor", "many tensors"],
 )
-def test_a_model_of_1_5_gib_goes_there_and_back_in_40_mib(folder: Path, sizes: list[int]) -> None:
+def test_a_model_of_1_5_gib_converts_to_an_archive_and_back_in_40_mib(
+    folder: Path, sizes: list[int]
+) -> None:
     source, archive, exported = folder / "m.onnx", folder / "m.onnxa", folder / "back.onnx"
     write_sparse_model(source, sizes)
     assert source.stat().st_size > 3 * GIB // 2 - 2000
@@ -211,7 +213,7 @@ def test_a_large_tensor_that_stays_in_the_model_is_converted_in_150_mib(folder: 
         assert archive.entries["__MODEL_PROTO"].nbytes > 300_000_000
 
 
-def test_saving_with_threads_takes_memory_for_the_tensors_that_are_in_work(folder: Path) -> None:
+def test_saving_with_threads_takes_memory_only_for_the_tensors_in_progress(folder: Path) -> None:
     nbytes = 24 * MIB
     code = f"""
 {MEASURE_MEMORY}
@@ -236,7 +238,7 @@ print(growth(lambda: onnxarchive.save(model, sys.argv[1], jobs=jobs, progress=sa
 
 
 @pytest.mark.parametrize(("jobs", "copies"), [(1, 0), (2, 3), (16, 4)])
-def test_converting_with_threads_takes_memory_for_the_tensors_that_are_in_work(
+def test_converting_with_threads_takes_memory_only_for_the_tensors_in_progress(
     folder: Path, jobs: int, copies: int
 ) -> None:
     nbytes = 32 * MIB  # the most that is copied

@@ -79,7 +79,7 @@ in_one_directory = settings(
     size_threshold=st.sampled_from([0, 1, 64, 1024]),
     convert_attribute=st.booleans(),
 )
-def test_any_model_goes_in_and_out_of_files(
+def test_any_model_converts_to_an_archive_and_exports_unchanged(
     tmp_path: Path, model: onnx.ModelProto, size_threshold: int, convert_attribute: bool
 ) -> None:
     options: dict[str, Any] = {"size_threshold": size_threshold}
@@ -205,7 +205,7 @@ def normalised_where_possible(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def test_converting_says_how_far_it_is(tmp_path: Path) -> None:
+def test_converting_reports_its_progress(tmp_path: Path) -> None:
     model = model_of(raw_tensor("w", TensorProto.UINT8, (20 * MIB,)), raw_tensor("v"))
     (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
     calls: list[tuple[int, int]] = []
@@ -420,7 +420,7 @@ def test_space_between_tensors_is_zero(path: Path) -> None:
     assert len(_references(model)) == 3
 
 
-def test_the_archive_may_have_no_large_tensor(tmp_path: Path) -> None:
+def test_an_archive_without_large_tensors_is_exported_with_external_data(tmp_path: Path) -> None:
     model = model_of(raw_tensor("w"))
     onnxarchive.save(model, tmp_path / "m.onnxa")
     onnxarchive.export(tmp_path / "m.onnxa", tmp_path / "m.onnx", external_data="m.data")
@@ -430,7 +430,7 @@ def test_the_archive_may_have_no_large_tensor(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "m.onnx", "a/b", "../m.data", "/m.data", "./m.data", "a/"]
 )
-def test_a_data_file_has_the_plain_name_of_another_file(path: Path, name: str) -> None:
+def test_the_name_of_a_data_file_is_plain_and_not_that_of_the_model(path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="external_data"):
         onnxarchive.export(path, path.parent / "m.onnx", external_data=name)
     assert _left(path) == {}
@@ -442,7 +442,7 @@ def test_a_data_file_is_no_link_to_the_model(path: Path) -> None:
         onnxarchive.export(path, path.parent / "m.onnx", external_data="m.data")
 
 
-def test_exporting_replaces_what_is_there_and_keeps_permissions(path: Path) -> None:
+def test_exporting_replaces_existing_files_and_keeps_their_permissions(path: Path) -> None:
     (path.parent / "m.onnx").write_bytes(b"old")
     (path.parent / "m.onnx").chmod(0o600)
     (path.parent / "m.data").write_bytes(bytes(1 << 20))
@@ -476,7 +476,9 @@ outputs = pytest.mark.parametrize("output", [_export, _export_data, _extract])
 
 @outputs
 @pytest.mark.parametrize("entry", ["a_w", "c"])
-def test_damaged_data_is_not_passed_on(path: Path, output: Callable[..., None], entry: str) -> None:
+def test_damaged_data_is_not_written_to_a_new_file(
+    path: Path, output: Callable[..., None], entry: str
+) -> None:
     flip_byte(path, entry_of(path, entry).data_offset)
     with pytest.raises(ChecksumError, match=entry) as caught:
         output(path)
@@ -486,7 +488,7 @@ def test_damaged_data_is_not_passed_on(path: Path, output: Callable[..., None], 
 
 @outputs
 @pytest.mark.parametrize("rule", ["ZIP-7", "ZIP-2"])
-def test_a_damaged_header_and_what_is_no_archive_are_refused(
+def test_a_damaged_header_and_a_file_that_is_no_archive_are_refused(
     path: Path, output: Callable[..., None], rule: str
 ) -> None:
     if rule == "ZIP-7":
@@ -499,7 +501,9 @@ def test_a_damaged_header_and_what_is_no_archive_are_refused(
 
 
 @outputs
-def test_progress_that_raises_leaves_nothing(path: Path, output: Callable[..., None]) -> None:
+def test_an_error_of_the_progress_function_leaves_no_file(
+    path: Path, output: Callable[..., None]
+) -> None:
     def stop(done: int, total: int) -> None:
         if done > total // 2:
             raise KeyboardInterrupt
@@ -521,7 +525,7 @@ def test_progress_goes_up_to_all_bytes(path: Path, output: Callable[..., None]) 
 
 @outputs
 @pytest.mark.parametrize("limit", [0, 5000, 15_000])
-def test_a_full_disk_leaves_nothing(path: Path, output: Callable[..., None], limit: int) -> None:
+def test_a_full_disk_leaves_no_file(path: Path, output: Callable[..., None], limit: int) -> None:
     onnxarchive.save(model_of(*(raw_tensor(n, dims=(4000,)) for n in "abc")), path, assets={})
     with limited(resource.RLIMIT_FSIZE, limit), pytest.raises(OSError, match="File too large"):
         output(path)
@@ -529,7 +533,7 @@ def test_a_full_disk_leaves_nothing(path: Path, output: Callable[..., None], lim
 
 
 @pytest.mark.parametrize("output", [_export, _export_data, _extract, _convert])
-def test_a_full_disk_is_told_before_anything_is_written(
+def test_a_full_disk_is_reported_before_anything_is_written(
     path: Path, output: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=1 << 40, free=9))
@@ -554,7 +558,7 @@ def test_a_failed_export_leaves_existing_files_alone(path: Path) -> None:
 @pytest.mark.parametrize(
     ("output", "name"), [(_export, "m.onnx"), (_export_data, "m.onnx"), (_export_data, "m.data")]
 )
-def test_a_directory_is_no_destination_and_nothing_is_left(
+def test_a_directory_as_target_is_refused_and_no_file_is_left(
     path: Path, output: Callable[..., None], name: str
 ) -> None:
     (path.parent / name).mkdir()
@@ -588,7 +592,9 @@ def test_an_archive_is_extracted_to_a_new_or_empty_directory(
 
 
 @pytest.mark.parametrize("content", ["file", "directory", ".hidden"])
-def test_a_directory_with_anything_in_it_is_not_extracted_to(path: Path, content: str) -> None:
+def test_a_directory_that_is_not_empty_is_refused_as_target_of_extract(
+    path: Path, content: str
+) -> None:
     target = path.parent / "out"
     target.mkdir()
     if content == "directory":
@@ -601,7 +607,7 @@ def test_a_directory_with_anything_in_it_is_not_extracted_to(path: Path, content
     assert sorted(os.listdir(path.parent)) == ["model.onnxa", "out"]
 
 
-def test_a_file_is_not_extracted_to(path: Path) -> None:
+def test_a_file_as_target_of_extract_is_refused(path: Path) -> None:
     (path.parent / "out").write_bytes(b"mine")
     with pytest.raises(OSError, match="out"):
         onnxarchive.extract(path, path.parent / "out")
@@ -663,7 +669,7 @@ def test_a_link_to_its_own_data_is_no_target(path: Path) -> None:
 
 
 @pytest.mark.parametrize("file_count", [1, 2, 150])
-def test_tensors_that_stay_in_the_model_may_be_more_than_files_may_be_open(
+def test_more_tensors_than_files_may_be_open_can_stay_in_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_count: int
 ) -> None:
     monkeypatch.setattr(plan_module, "MIN_MAPPED_NBYTES", 64)

@@ -85,7 +85,7 @@ def _check_tree(found: list[Conversion], top: Path, out: Path) -> None:
 # Finding models
 
 
-def test_a_tree_is_gone_through_in_order(tmp_path: Path) -> None:
+def test_models_of_a_tree_are_found_in_order(tmp_path: Path) -> None:
     top = _tree(tmp_path / "tree")
     assert _found(top) == [(str(top / place), place) for place in PLACES]
 
@@ -116,7 +116,7 @@ def test_the_working_directory_may_be_the_tree(
 
 
 @pytest.mark.parametrize("kind", [str, Path, os.fsencode], ids=["str", "Path", "bytes"])
-def test_a_path_in_place_of_a_list_is_refused_and_not_taken_apart(
+def test_a_path_in_place_of_a_list_of_sources_is_refused(
     tmp_path: Path, kind: Callable[[Path], Any]
 ) -> None:
     source = _write(tmp_path / "m.onnx")
@@ -200,7 +200,7 @@ class _Backwards(Executor):
             future.set_result(call())
 
 
-def test_results_come_in_order_whatever_is_done_first(tmp_path: Path) -> None:
+def test_results_come_in_order_whichever_conversion_ends_first(tmp_path: Path) -> None:
     paths = [_write(tmp_path / f"{index}.onnx", index) for index in (3, 1, 2)]
     done: list[str] = []
     executor = _Backwards(3)
@@ -283,7 +283,7 @@ assert (warnings.showwarning, list(warnings.filters)) == before
         run_python(code, tmp_path / "tree", tmp_path / f"out{attempt}")
 
 
-def test_options_are_passed_on(tmp_path: Path) -> None:
+def test_convert_many_passes_its_options_to_each_conversion(tmp_path: Path) -> None:
     path = _write(tmp_path / "m.onnx")
     options: dict[str, Any] = {"alignment": 4096, "assets": {"a.txt": b"a"}, "size_threshold": 0}
     (found,) = convert_many([path], tmp_path / "out", **options)
@@ -298,7 +298,7 @@ def test_options_are_passed_on(tmp_path: Path) -> None:
     ("system", "are_one"), [("darwin", True), ("linux", False)], ids=["macOS", "Linux"]
 )
 @pytest.mark.parametrize("name", ["M\u00c4.onnx", "ma\u0308.onnx"])
-def test_names_that_macos_takes_for_one_are_one_target_there(
+def test_names_that_macos_takes_for_one_are_one_target_on_macos(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, system: str, are_one: bool
 ) -> None:
     monkeypatch.setattr(module, "sys", SimpleNamespace(platform=system))
@@ -336,7 +336,7 @@ def test_a_remote_tree_that_cannot_be_searched_is_a_failure(tmp_path: Path) -> N
     )
 
 
-def test_archives_are_replaced_unless_they_must_not(tmp_path: Path) -> None:
+def test_existing_archives_are_replaced_unless_replace_is_false(tmp_path: Path) -> None:
     _write(tmp_path / "tree" / "a.onnx", 1)
     _write(tmp_path / "tree" / "b.onnx", 2)
     (tmp_path / "out").mkdir()
@@ -462,7 +462,7 @@ class _Interrupted(Executor):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 @pytest.mark.parametrize("is_remote", [False, True])
-def test_after_an_interrupt_conversions_of_this_process_end_and_no_others_begin(
+def test_after_an_interrupt_running_conversions_end_and_none_begin(
     tmp_path: Path, error: type[BaseException], is_remote: bool
 ) -> None:
     paths = [_write(tmp_path / f"{index}.onnx", index) for index in range(4)]
@@ -482,14 +482,14 @@ def test_after_an_interrupt_conversions_of_this_process_end_and_no_others_begin(
         assert (tmp_path / "out" / "1.onnxa").read_bytes() == b"old"
 
 
-def test_a_model_whose_name_does_not_say_so_is_found_while_it_is_edited(tmp_path: Path) -> None:
+def test_an_archive_without_the_usual_suffix_is_found_while_it_is_edited(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     onnxarchive.save(model_of(raw_tensor("w", dims=(300,))), path)
     with onnxarchive.edit(path):
         assert [found for found, _ in find_models(tmp_path)] == [str(path)]
 
 
-def test_a_file_is_looked_at_while_no_edit_can_make_it_shorter(
+def test_a_file_is_locked_against_edits_while_its_kind_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "weights"

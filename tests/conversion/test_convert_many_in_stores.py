@@ -53,7 +53,7 @@ def objects(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return found
 
 
-def test_keys_that_lead_elsewhere_are_refused_one_by_one(
+def test_keys_that_lead_out_of_the_target_are_refused_one_by_one(
     objects: dict[str, Any], tmp_path: Path
 ) -> None:
     system = MemoryFileSystem()
@@ -77,7 +77,7 @@ def test_a_failure_takes_no_target_from_another_model(tmp_path: Path) -> None:
     assert [item.error is None for item in found] == [False, True]
 
 
-def test_what_an_executor_shows_has_no_secrets(tmp_path: Path) -> None:
+def test_jobs_for_an_executor_show_no_secrets(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(SERIALIZED)
     executor = _Recording()
     found = convert_many(
@@ -102,7 +102,7 @@ def test_targets_in_a_store_are_skipped_if_they_exist() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("content", [b"broken", MISSING.SerializeToString(), SERIALIZED])
-def test_a_copy_is_gone_at_once_also_after_a_failure(
+def test_the_local_copy_of_a_model_is_removed_at_once_even_after_a_failure(
     content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -54,7 +54,7 @@ def test_all_damaged_tensors_are_named(
     assert [*archive.parent.iterdir()] == [archive]
 
 
-def test_a_damaged_local_header_is_named_with_the_others(archive: Path) -> None:
+def test_a_damaged_local_header_is_named_together_with_damaged_data(archive: Path) -> None:
     damage(archive, "w3")
     flip_byte(archive, entry_of(archive, "w30").header_offset)
     with pytest.raises(ChecksumError, match="2 entries are damaged: 'w3', 'w30'"):
@@ -62,7 +62,7 @@ def test_a_damaged_local_header_is_named_with_the_others(archive: Path) -> None:
 
 
 @pytest.mark.parametrize("write", WRITE.values(), ids=WRITE.keys())
-def test_of_one_damaged_tensor_both_checksums_are_told(
+def test_both_checksums_of_a_single_damaged_tensor_are_reported(
     archive: Path, write: Callable[[Path, Path], Any]
 ) -> None:
     damage(archive, "w5")
@@ -70,7 +70,7 @@ def test_of_one_damaged_tensor_both_checksums_are_told(
         write(archive, archive.with_name("new"))
 
 
-def test_of_several_archives_those_of_the_one_at_fault_are_named(archive: Path) -> None:
+def test_the_damaged_entries_are_named_with_the_archive_that_has_them(archive: Path) -> None:
     sound, new = archive.with_name("sound.onnxa"), archive.with_name("new.onnxa")
     sound.write_bytes(archive.read_bytes())
     damage(archive, "w1", "w2")

@@ -73,7 +73,7 @@ def require_downloaded(url: str, target: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["web", "file URL", "memory URL", "store"])
-def test_a_download_is_the_object_and_verified(
+def test_a_downloaded_file_has_the_bytes_of_the_object_and_is_verified(
     kind: str, folder: Path, tmp_path: Path, web: WebServer
 ) -> None:
     source, access = PLACES[kind](ARCHIVE, tmp_path, web)
@@ -94,7 +94,7 @@ def _umask() -> int:
     return umask
 
 
-def test_every_byte_is_asked_for_once(web: WebServer, url: str, folder: Path) -> None:
+def test_a_download_requests_every_byte_once(web: WebServer, url: str, folder: Path) -> None:
     require_downloaded(url, folder / "m.onnxa")
     assert asked(web) == len(ARCHIVE) - objects.END_SIZE
     assert len(web.requests) == 2  # one of them to open it
@@ -131,7 +131,7 @@ def test_the_query_of_a_url_is_in_no_name_and_on_no_terminal(
 
 
 @posix
-def test_a_key_is_a_name_as_it_is(folder: Path) -> None:
+def test_a_key_of_a_store_is_used_as_file_name_unchanged(folder: Path) -> None:
     store = MemoryStore()
     store.put("a/m%20?x#1.onnxa", ARCHIVE)
     path = onnxarchive.download("a/m%20?x#1.onnxa", folder, store=store)
@@ -193,7 +193,7 @@ OBSTACLES: dict[str, Callable[[Path, Path], None]] = {
 @posix
 @pytest.mark.parametrize("obstacle", OBSTACLES)
 @pytest.mark.parametrize("has_dir_fd", [True, False])
-def test_what_somebody_put_in_the_place_of_the_partial_file_is_refused_and_not_touched(
+def test_a_link_or_other_file_in_place_of_the_partial_file_is_refused_and_untouched(
     web: WebServer,
     url: str,
     folder: Path,
@@ -219,7 +219,7 @@ def test_what_somebody_put_in_the_place_of_the_partial_file_is_refused_and_not_t
 
 
 @posix
-def test_a_target_that_is_no_file_is_refused_before_anything_is_asked(
+def test_a_target_that_is_no_file_is_refused_before_any_request(
     web: WebServer, url: str, folder: Path
 ) -> None:
     os.mkfifo(folder / "pipe")
@@ -329,7 +329,7 @@ def without_etag(web: WebServer) -> None:
     web.change = change
 
 
-def test_what_is_no_archive_is_not_fetched(web: WebServer, folder: Path) -> None:
+def test_an_object_that_is_no_archive_is_not_downloaded(web: WebServer, folder: Path) -> None:
     web.files["/page"] = b"<html>" * 100_000
     with pytest.raises(ArchiveFormatError, match=r"/page: .*found an HTML page; "):
         onnxarchive.download(web.url("/page"), folder / "m.onnxa")
@@ -352,7 +352,7 @@ def interrupt(url: str, target: Path, old: bytes | None = None, *, after: int = 
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_an_interrupted_download_goes_on_where_it_was(
+def test_an_interrupted_download_continues_where_it_stopped(
     web: WebServer, url: str, folder: Path
 ) -> None:
     interrupt(url, folder / "m.onnxa")
@@ -367,7 +367,7 @@ def test_an_interrupted_download_goes_on_where_it_was(
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_a_signature_that_expires_is_named_and_another_goes_on(
+def test_an_expired_signature_is_named_and_a_new_one_continues_the_download(
     web: WebServer, url: str, folder: Path
 ) -> None:
     has_expired = threading.Event()
@@ -417,7 +417,7 @@ def test_a_damaged_partial_file_is_continued_as_far_as_it_is_right(
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_damaged_bytes_of_a_partial_file_are_an_error_and_the_next_download_begins_anew(
+def test_damaged_bytes_of_a_partial_file_are_an_error_and_the_next_download_starts_over(
     url: str, folder: Path
 ) -> None:
     interrupt(url, folder / "m.onnxa")
@@ -464,7 +464,7 @@ def test_the_longest_name_can_be_downloaded_and_has_its_own_partial_file(
     assert files_below(folder) == {name, name[:-1]}
 
 
-def test_what_cannot_be_removed_leaves_a_complete_download(
+def test_a_download_succeeds_even_if_its_partial_file_cannot_be_removed(
     web: WebServer, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Any, **_: Any) -> None:
@@ -477,7 +477,7 @@ def test_what_cannot_be_removed_leaves_a_complete_download(
 
 
 @posix
-def test_a_file_system_without_locks_has_downloads_that_begin_anew(
+def test_on_a_file_system_without_locks_an_interrupted_download_starts_over(
     web: WebServer, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock_calls.refuse(monkeypatch, errno.ENOSYS)
@@ -487,7 +487,9 @@ def test_a_file_system_without_locks_has_downloads_that_begin_anew(
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_another_version_begins_anew(web: WebServer, url: str, folder: Path) -> None:
+def test_a_new_version_of_the_object_starts_the_download_over(
+    web: WebServer, url: str, folder: Path
+) -> None:
     changes_after(web, 4)
     with pytest.raises(ObjectChangedError, match=r"/m\.onnxa: "):
         onnxarchive.download(url, folder / "m.onnxa")
@@ -506,7 +508,7 @@ def test_another_version_begins_anew(web: WebServer, url: str, folder: Path) -> 
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("is_resumed", [False, True])
 @pytest.mark.parametrize("count", [2, 4])
-def test_of_an_object_that_changes_nothing_is_kept_and_the_error_says_so(
+def test_the_error_of_an_object_that_changes_says_that_nothing_is_kept(
     web: WebServer, url: str, folder: Path, count: int, is_resumed: bool
 ) -> None:
     target = folder / "m.onnxa"
@@ -523,7 +525,7 @@ def test_of_an_object_that_changes_nothing_is_kept_and_the_error_says_so(
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_of_an_object_that_changes_a_cache_keeps_no_bytes(
+def test_a_cache_keeps_no_bytes_of_an_object_that_changes(
     web: WebServer, url: str, folder: Path
 ) -> None:
     changes_after(web, 4)
@@ -568,7 +570,7 @@ def test_one_download_runs_at_a_time(web: WebServer, url: str, folder: Path) -> 
     assert files_below(folder) == {"m.onnxa"}
 
 
-def test_a_full_disk_is_an_error_and_the_download_goes_on(
+def test_a_full_disk_is_an_error_and_the_next_download_continues(
     web: WebServer, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = MappedFile.write
@@ -634,7 +636,7 @@ sys.exit(main(["download", *sys.argv[1:]]))
 @pytest.mark.tool
 @pytest.mark.skipif(os.name == "nt", reason="sends signals")
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGINT", "SIGTERM"])
-def test_a_download_that_a_signal_ends_goes_on_where_it_was(
+def test_a_download_that_a_signal_ended_continues_where_it_stopped(
     web: WebServer, url: str, folder: Path, number: str
 ) -> None:
     released = threading.Event()
@@ -684,7 +686,7 @@ SHORT = saved(model_of(*(raw_tensor(it, dims=(80_000,), seed=1) for it in "ab"))
 @pytest.mark.skipif(os.name != "posix", reason="catches the calls of POSIX systems")
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("start", ["nothing", "a file", "a partial file"])
-def test_a_call_that_fails_leaves_the_old_file_and_a_download_that_goes_on(
+def test_a_system_call_that_fails_leaves_the_old_file_and_a_download_that_can_continue(
     web: WebServer, folder: Path, start: str
 ) -> None:
     web.files[PATH] = SHORT

@@ -165,7 +165,9 @@ def test_a_killed_export_leaves_no_mixture_and_is_recovered_by_either_name(
 @pytest.mark.parametrize(
     "has_links", [True, pytest.param(False, marks=pytest.mark.sweep)], ids=["", "no hard links"]
 )
-def test_an_export_in_which_a_call_fails_goes_back(scene: Scene, has_links: bool) -> None:
+def test_an_export_in_which_a_system_call_fails_is_rolled_back(
+    scene: Scene, has_links: bool
+) -> None:
     with contextlib.nullcontext() if has_links else patch.object(os, "link", side_effect=OSError):
         for at, way in faults.faults(scene.log(), ("EIO once",)):
             scene.set_up()
@@ -326,7 +328,7 @@ def test_recovery_says_what_it_did(
 
 
 @pytest.mark.parametrize("at", [OLD_DATA, MODEL, DATA])
-def test_the_next_export_recovers_what_the_last_one_left(pair: tuple[Path, Path], at: str) -> None:
+def test_the_next_export_recovers_an_interrupted_one(pair: tuple[Path, Path], at: str) -> None:
     target, archive = pair
     for _ in range(3):
         killed(target, archive, at)
@@ -335,7 +337,7 @@ def test_the_next_export_recovers_what_the_last_one_left(pair: tuple[Path, Path]
     assert onnx.load(target).doc_string == "new"
 
 
-def test_a_living_export_is_not_recovered(pair: tuple[Path, Path]) -> None:
+def test_an_export_in_progress_is_not_recovered(pair: tuple[Path, Path]) -> None:
     target, archive = pair
     move = os.replace
     seen: list[onnxarchive.Recovery] = []
@@ -388,7 +390,7 @@ def export_beside(archive: Path, target: Path) -> int:
     return 0
 
 
-def test_what_is_linked_stays_a_link_and_is_recovered(pair: tuple[Path, Path]) -> None:
+def test_a_target_that_is_a_link_stays_one_when_it_is_recovered(pair: tuple[Path, Path]) -> None:
     target, archive = pair
     for name in (MODEL, DATA):
         (target.parent / name).rename(target.parent.parent / name)
@@ -485,7 +487,9 @@ def test_a_link_that_came_with_a_folder_does_not_become_the_model(
 
 
 @pytest.mark.parametrize("content", [b"[" * (1 << 14), b"[]\n", b'{"model": 1, "data": 2}\n'])
-def test_a_record_that_is_none_is_removed(pair: tuple[Path, Path], content: bytes) -> None:
+def test_a_malformed_record_of_an_export_is_removed(
+    pair: tuple[Path, Path], content: bytes
+) -> None:
     target, _ = pair
     record = target.parent / f".{MODEL}.onnxarchive-0.pair"
     record.write_bytes(content)

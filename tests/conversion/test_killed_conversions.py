@@ -54,7 +54,7 @@ def test_kills_are_spread_from_the_start_to_past_the_end(tool: dict[str, Any]) -
     assert 2.2 < found[-1] < 2.3
 
 
-def test_the_tool_tells_what_a_target_is(tool: dict[str, Any], scene: Any) -> None:
+def test_the_tool_recognises_the_state_of_a_target(tool: dict[str, Any], scene: Any) -> None:
     complete = scene.expected.read_bytes()
     assert tool["what_is_left"](scene) == "absent"
     scene.target.write_bytes(scene.old.read_bytes())
@@ -83,7 +83,7 @@ def test_the_tool_tells_what_a_target_is(tool: dict[str, Any], scene: Any) -> No
         ("absent", 1, "absent", True),
     ],
 )
-def test_the_tool_tells_right_from_wrong(
+def test_the_tool_finds_states_that_a_kill_must_not_leave(
     tool: dict[str, Any], before: str, status: int, left: str, is_wrong: bool
 ) -> None:
     assert (tool["violation"](before, status, left) is not None) is is_wrong

@@ -46,7 +46,7 @@ def left_below(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_what_a_killed_extraction_leaves_is_removed(
+def test_the_directory_of_a_killed_extraction_is_removed(
     archive: Path, tmp_path: Path, is_there: bool
 ) -> None:
     folder = tmp_path / "folder"
@@ -67,7 +67,7 @@ def test_what_a_killed_extraction_leaves_is_removed(
     assert os.listdir(folder) == ["out"]
 
 
-def test_what_a_killed_packing_of_weights_leaves_is_removed(archive: Path) -> None:
+def test_the_directory_of_a_killed_packing_of_weights_is_removed(archive: Path) -> None:
     before = archive.read_bytes()
 
     def pack() -> None:
@@ -82,7 +82,7 @@ def test_what_a_killed_packing_of_weights_leaves_is_removed(archive: Path) -> No
     assert archive.read_bytes() == before
 
 
-def test_what_a_link_in_a_left_directory_leads_to_stays(tmp_path: Path) -> None:
+def test_the_target_of_a_link_in_a_leftover_directory_stays(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "file").write_bytes(b"kept")
     killed(lambda: begin(tmp_path / "out"))
@@ -94,7 +94,7 @@ def test_what_a_link_in_a_left_directory_leads_to_stays(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["kept"]
 
 
-def test_a_link_of_the_name_of_a_left_directory_stays(tmp_path: Path) -> None:
+def test_a_link_with_the_name_of_a_leftover_directory_stays(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / ".out.onnxarchive-1-1.tmp").symlink_to("kept")
     with pytest.raises(FileNotFoundError):
@@ -102,7 +102,7 @@ def test_a_link_of_the_name_of_a_left_directory_stays(tmp_path: Path) -> None:
     assert len(os.listdir(tmp_path)) == 2
 
 
-def test_a_directory_in_use_stays(tmp_path: Path) -> None:
+def test_a_temporary_directory_in_use_stays(tmp_path: Path) -> None:
     with new_directory(tmp_path / "out"):
         (left,) = os.listdir(tmp_path)
         with pytest.raises(FileNotFoundError):
@@ -110,7 +110,7 @@ def test_a_directory_in_use_stays(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == [left]
 
 
-def test_where_there_are_no_locks_a_directory_stays(
+def test_without_locks_a_temporary_directory_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed(lambda: begin(tmp_path / "out"))
@@ -121,7 +121,7 @@ def test_where_there_are_no_locks_a_directory_stays(
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs two users")
-def test_a_directory_of_another_user_stays(tmp_path: Path) -> None:
+def test_a_temporary_directory_of_another_user_stays(tmp_path: Path) -> None:
     killed(lambda: begin(tmp_path / "out"))
     (left,) = tmp_path.glob(".*.tmp")
     os.chown(left, 65534, -1)
@@ -130,7 +130,7 @@ def test_a_directory_of_another_user_stays(tmp_path: Path) -> None:
     assert (left / "folder" / "file").exists()
 
 
-def test_a_directory_without_leftovers_is_no_archive(tmp_path: Path) -> None:
+def test_recover_refuses_a_directory_without_leftovers(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="expected an ONNX archive, found a directory"):
         onnxarchive.recover(tmp_path)
 
@@ -155,7 +155,7 @@ def test_a_download_in_progress_stays(tmp_path: Path) -> None:
         assert (found.removed, len(found.downloads)) == ((), 1)
 
 
-def test_what_a_killed_export_leaves_is_removed(archive: Path, tmp_path: Path) -> None:
+def test_the_files_of_a_killed_export_are_removed(archive: Path, tmp_path: Path) -> None:
     target = tmp_path / "folder" / "m.onnx"
     target.parent.mkdir()
     onnxarchive.export(archive, target)

@@ -88,9 +88,7 @@ def test_a_source_of_any_kind_gives_its_other_files_as_assets(
     assert target.read_bytes() == saved(model(), assets={**FILES, "labels.txt": b"cat"})
 
 
-def test_files_below_assets_are_taken_without_being_asked_for_and_once(
-    directory: Path, tmp_path: Path
-) -> None:
+def test_files_in_the_folder_assets_become_assets_once(directory: Path, tmp_path: Path) -> None:
     (directory / "assets").mkdir()
     (directory / "assets" / "labels.txt").write_bytes(b"cat")
     target = tmp_path / "m.onnxa"
@@ -102,7 +100,7 @@ def test_files_below_assets_are_taken_without_being_asked_for_and_once(
         onnxarchive.convert(directory, target, other_files=True)
 
 
-def test_unless_asked_for_they_are_left_out_with_a_warning_that_says_how(
+def test_other_files_are_left_out_with_a_warning_that_names_the_option(
     directory: Path, tmp_path: Path
 ) -> None:
     with pytest.warns(UserWarning, match=r"other_files=True \(--assets\).*tokenizer\.json"):
@@ -111,7 +109,7 @@ def test_unless_asked_for_they_are_left_out_with_a_warning_that_says_how(
         assert not archive.assets
 
 
-def test_given_assets_take_the_place_of_those_of_the_same_names(
+def test_given_assets_replace_other_files_of_the_same_names(
     directory: Path, tmp_path: Path
 ) -> None:
     given = {"config.json": b"given", "new": b""}
@@ -137,7 +135,9 @@ def test_data_of_further_models_is_no_asset(directory: Path, tmp_path: Path) -> 
     assert target.read_bytes() == saved(model(), models={"decoder": further()}, assets=FILES)
 
 
-def test_an_extracted_archive_gives_them_back(directory: Path, tmp_path: Path) -> None:
+def test_an_extracted_archive_converts_back_with_its_assets(
+    directory: Path, tmp_path: Path
+) -> None:
     archive, again = tmp_path / "m.onnxa", tmp_path / "again.onnxa"
     onnxarchive.convert(directory, archive, other_files=True)
     onnxarchive.extract(archive, tmp_path / "out")
@@ -146,7 +146,9 @@ def test_an_extracted_archive_gives_them_back(directory: Path, tmp_path: Path) -
     assert (done.added_files, done.left_out) == ((), ())
 
 
-def test_many_models_take_those_of_their_directories(directory: Path, tmp_path: Path) -> None:
+def test_convert_many_adds_the_other_files_of_each_directory(
+    directory: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "tree" / "a"
     write_model(other / "model.onnx", model())
     (other / "config.json").write_bytes(b"a")

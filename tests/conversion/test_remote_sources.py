@@ -103,7 +103,7 @@ def test_a_remote_archive_is_written_as_a_local_one(
 
 
 @every_way
-def test_tensors_in_another_order_and_equal_ones_are_read_right(
+def test_equal_tensors_and_tensors_in_another_order_are_read_correctly(
     way: str, tmp_path: Path, targets: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "PART_SIZE", 50_000)
@@ -270,7 +270,7 @@ def test_the_data_of_a_remote_model_is_beside_it(
     assert onnxarchive.load(targets / "remote") == normalised(complete)
 
 
-def test_a_query_is_sent_for_the_data_of_a_model_too(
+def test_the_query_of_a_url_is_also_sent_for_the_data_of_the_model(
     tmp_path: Path, targets: Path, web: WebServer
 ) -> None:
     with_data(tmp_path / "models", "w.data")
@@ -459,7 +459,9 @@ def test_archives_are_written_to_stores(kind: str, tmp_path: Path, web: WebServe
 
 
 @pytest.mark.parametrize("kind", ["store", "memory URL"])
-def test_a_failure_leaves_the_object_as_it_was(kind: str, tmp_path: Path, web: WebServer) -> None:
+def test_a_failed_conversion_leaves_the_old_object_in_the_store(
+    kind: str, tmp_path: Path, web: WebServer
+) -> None:
     target, access = PLACES[kind](ARCHIVE, tmp_path, web)
     damaged, _ = PLACES[kind](with_byte_flipped(ARCHIVE, 500_000), tmp_path / "damaged", web)
     if kind == "store":

@@ -123,7 +123,7 @@ def test_models_that_are_not_chosen_are_named(
 @pytest.mark.parametrize(
     ("place", "asset"), [("unpacked", "unpacked/__MODEL_PROTO"), ("assets", "__MODEL_PROTO")]
 )
-def test_an_unpacked_archive_below_is_named_unless_it_becomes_an_asset(
+def test_an_unpacked_archive_in_a_folder_is_named_unless_it_becomes_an_asset(
     repository: Path, path: Path, place: str, asset: str
 ) -> None:
     onnxarchive.save(runnable_model(), path)
@@ -158,7 +158,7 @@ def test_the_command_names_models_that_are_not_chosen_and_the_option_that_choose
     ]
 
 
-def test_if_no_model_is_usual_include_is_named(repository: Path, path: Path) -> None:
+def test_include_is_named_if_no_model_has_a_usual_name(repository: Path, path: Path) -> None:
     for name in ("model", "decoder_model", "Decoder-With.past"):
         (repository / "onnx" / f"{name}.onnx").unlink()
     onnx.save(runnable_model(), repository / "A.ONNX", format="protobuf")
@@ -176,7 +176,7 @@ def test_a_clash_of_ids_names_both_files(repository: Path, path: Path) -> None:
     assert not path.exists()
 
 
-def test_faults_of_the_choice_are_named(repository: Path, path: Path) -> None:
+def test_a_faulty_choice_of_models_is_an_error_that_says_why(repository: Path, path: Path) -> None:
     with pytest.raises(ValueError, match=r"one default model 'none' among .*found 0.*--default"):
         onnxarchive.convert(repository, path, models="all", default="none")
     (repository / "empty").mkdir()
@@ -214,7 +214,7 @@ def test_a_link_out_of_the_repository_is_named_with_one_remedy(
     assert str(caught.value).count("or convert with") == 1
 
 
-def test_a_folder_that_cannot_be_read_is_an_error_and_no_models_are_missing(
+def test_a_folder_that_cannot_be_read_is_an_error_and_is_not_skipped(
     repository: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (repository / "closed").mkdir()

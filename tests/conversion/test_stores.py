@@ -45,7 +45,9 @@ def random_model(nbytes: int = 40 * MIB) -> onnx.ModelProto:
     )
 
 
-def test_what_is_written_to_a_bucket_is_what_a_file_has(s3: S3Server, tmp_path: Path) -> None:
+def test_an_archive_in_a_bucket_has_the_same_bytes_as_in_a_file(
+    s3: S3Server, tmp_path: Path
+) -> None:
     access: dict[str, Any] = {"storage_options": s3.options}
     model = random_model()
     onnxarchive.save(model, tmp_path / "l.onnxa", assets=ASSETS)
@@ -131,7 +133,7 @@ def test_ctrl_c_leaves_nothing_in_the_bucket(
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="/proc says what is allocated")
-def test_memory_is_bounded(tmp_path: Path) -> None:
+def test_reading_large_tensors_from_a_server_takes_bounded_memory(tmp_path: Path) -> None:
     """Tensors of 450 MiB, one of them larger than the bound, read in parts from nginx."""
     for name in ("root", "nginx"):
         (tmp_path / name).mkdir()
