@@ -49,7 +49,7 @@ def test_changed_assets_give_the_bytes_that_save_gives(
 
 
 @pytest.mark.parametrize("new", [["a"], ["c/d"], ["z", "a"]])
-def test_new_assets_stand_before_the_models_and_move_nothing(
+def test_new_assets_come_before_the_models_and_move_no_tensor(
     archive: Path, way: Way, new: list[str]
 ) -> None:
     before, inode = archive.read_bytes(), archive.stat().st_ino
@@ -61,7 +61,7 @@ def test_new_assets_stand_before_the_models_and_move_nothing(
         assert dict(opened.assets) == ASSETS | {name: name.encode() for name in new}
 
 
-def test_all_models_are_kept(path: Path, way: Way) -> None:
+def test_an_edit_of_assets_keeps_all_models(path: Path, way: Way) -> None:
     models = {"decoder": of(b=B, c=A)}
     onnxarchive.save(of(a=A, b=B), path, models=models)
     edits.add_asset(path, "a", b"new", **way)
@@ -101,7 +101,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("new", "removed", "error", "text"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_is_refused_changes_nothing(
+def test_a_refused_change_of_assets_changes_nothing(
     archive: Path,
     way: Way,
     new: dict[str, Any],
@@ -124,7 +124,7 @@ def test_a_damaged_tensor_is_not_copied(archive: Path, no_clones: None) -> None:
 # In an edit
 
 
-def test_an_edit_shows_its_assets(archive: Path, way: Way, tmp_path: Path) -> None:
+def test_an_edit_shows_assets_with_its_changes(archive: Path, way: Way, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"in a file")
     with onnxarchive.edit(archive, **way) as edit:
         assets = edit.assets

@@ -77,7 +77,9 @@ def other(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["onnx", "onnxa", "open archive"])
-def test_tensors_of_a_model_from_elsewhere_are_shown(archive: Path, other: Path, kind: str) -> None:
+def test_an_edit_shows_the_tensors_of_an_assigned_model(
+    archive: Path, other: Path, kind: str
+) -> None:
     given: Any = other
     if kind == "onnx":
         onnx.save(model_with(w=C), other, format="protobuf")
@@ -129,7 +131,7 @@ def test_an_initializer_that_replaces_another_of_its_name_takes_elements_of_its_
 
 
 @pytest.mark.parametrize("model", [model_with(v=B, w=C), model_with(u=C), model_with(w=C[:9])])
-def test_elements_assigned_before_a_model_are_not_put_into_it(
+def test_elements_assigned_before_a_model_do_not_change_that_model(
     archive: Path, model: onnx.ModelProto
 ) -> None:
     with onnxarchive.edit(archive, compact=True) as edit:
@@ -194,7 +196,7 @@ def test_data_of_another_edit_is_refused(
             edit.model.CopyFrom(kept)
 
 
-def test_a_new_model_file_without_its_data_does_not_get_the_archives(
+def test_a_new_model_file_without_its_data_does_not_get_data_of_the_archive(
     archive: Path, tmp_path: Path
 ) -> None:
     alone = model_of(external(raw_tensor("w", dims=(300,)), "w"))
@@ -275,7 +277,7 @@ def test_an_assigned_archive_that_is_closed_before_the_edit_ends_is_named(
         edit.models["other"] = assigned
 
 
-def test_tensors_that_the_model_itself_holds_are_shown_and_strings_are_changed_there(
+def test_an_edit_shows_tensors_in_the_model_and_changes_strings_there(
     archive: Path,
 ) -> None:
     strings = numpy_helper.from_array(np.array([b"a", b"b"], object), "names")
@@ -298,7 +300,7 @@ def linked(path: Path) -> tuple[Path, onnx.ModelProto]:
     return link, onnx.load(link, load_external_data=False)
 
 
-def test_a_model_file_with_its_data_in_the_archive_is_taken(two: Path, tmp_path: Path) -> None:
+def test_a_model_file_with_its_data_in_the_archive_is_assigned(two: Path, tmp_path: Path) -> None:
     with onnxarchive.open(two) as archive:
         (tmp_path / MODEL).write_bytes(archive.read(MODEL))
     new = onnx.load(tmp_path / MODEL, load_external_data=False)
@@ -309,7 +311,7 @@ def test_a_model_file_with_its_data_in_the_archive_is_taken(two: Path, tmp_path:
         require(two, saved(changed(weights(2), documented("new"))))
 
 
-def test_a_link_that_was_changed_is_taken(two: Path) -> None:
+def test_a_changed_link_is_assigned(two: Path) -> None:
     link, new = linked(two)
     new.doc_string = "new"
     new.graph.initializer.append(raw_tensor("w2", dims=(300,), seed=2))
@@ -320,7 +322,7 @@ def test_a_link_that_was_changed_is_taken(two: Path) -> None:
     assert not referring(two).metadata_props
 
 
-def test_data_in_the_end_of_the_archive_which_is_overwritten_is_refused(
+def test_external_data_in_the_overwritten_end_of_the_archive_is_refused(
     two: Path, way: Way
 ) -> None:
     offset = entry_of(two, MODEL).header_offset
@@ -345,7 +347,7 @@ def test_an_empty_tensor_may_lie_at_any_offset_of_the_archive(two: Path, way: Wa
         assert archive.tensors["empty"].shape == (0,)
 
 
-def test_a_link_to_another_archive_is_taken_if_its_tensors_are_equal(
+def test_a_link_to_another_archive_is_assigned_if_its_tensors_are_equal(
     two: Path, tmp_path: Path
 ) -> None:
     archive, link = tmp_path / "other.onnxa", tmp_path / "link.onnx"
@@ -363,7 +365,7 @@ def test_a_link_to_another_archive_is_taken_if_its_tensors_are_equal(
     require(two, saved(different))
 
 
-def test_a_model_file_with_its_data_in_it_is_taken_if_that_is_equal(
+def test_a_model_file_that_holds_its_data_is_assigned_if_the_data_is_equal(
     two: Path, tmp_path: Path
 ) -> None:
     full, before = tmp_path / "full.onnx", two.read_bytes()
@@ -380,7 +382,7 @@ def test_a_model_file_with_its_data_in_it_is_taken_if_that_is_equal(
 
 
 @pytest.mark.parametrize("location", ["weights.bin", None])
-def test_a_model_file_with_its_data_beside_it_is_taken(
+def test_a_model_file_with_its_data_beside_it_is_assigned(
     two: Path, tmp_path: Path, location: str | None
 ) -> None:
     new = changed(weights(3), documented("new"))
@@ -423,7 +425,7 @@ def test_the_tensors_of_another_archive_are_copied_or_refused(
     require(path, saved(other, models={"two": other}, assets={"labels": b"cat"}))
 
 
-def test_what_an_archive_was_before_an_edit_is_copied_or_refused(two: Path) -> None:
+def test_the_model_of_an_archive_opened_before_an_edit_is_copied_or_refused(two: Path) -> None:
     """A tensor has its key and size as before, but other bytes."""
     after = changed(weights(2), other_bytes)
     with onnxarchive.open(two) as old:
@@ -449,7 +451,9 @@ def test_damaged_data_of_another_archive_is_not_copied(two: Path, tmp_path: Path
     assert caught.value.path == str(other)
 
 
-def test_an_archive_at_a_path_is_waited_for_as_long_as_said(two: Path, tmp_path: Path) -> None:
+def test_a_locked_archive_that_is_assigned_is_waited_for_as_long_as_timeout_says(
+    two: Path, tmp_path: Path
+) -> None:
     """Its editor may wait for this archive at the same time."""
     other = tmp_path / "other.onnxa"
     onnxarchive.save(weights(1), other)
@@ -460,12 +464,12 @@ def test_an_archive_at_a_path_is_waited_for_as_long_as_said(two: Path, tmp_path:
 @pytest.mark.parametrize(
     "form", [str, Path, lambda path: path.parent / ".." / path.parent.name / path.name]
 )
-def test_the_archive_itself_is_no_model_for_it(two: Path, form: Callable[[Path], Any]) -> None:
+def test_an_archive_cannot_be_assigned_to_itself(two: Path, form: Callable[[Path], Any]) -> None:
     with refused(two, ValueError, "the target is also the input"):
         replace_model(two, form(two))
 
 
-def test_the_model_given_is_not_changed(two: Path) -> None:
+def test_an_assigned_model_is_not_changed(two: Path) -> None:
     for model in (referring(two), weights(2), changed(referring(two), removed(0))):
         before = model.SerializeToString(deterministic=True)
         replace_model(two, model, compact=True, size_threshold=2000)
@@ -474,7 +478,7 @@ def test_the_model_given_is_not_changed(two: Path) -> None:
 
 
 @pytest.mark.parametrize("model", [None, 3, {}, model_of().graph, b"bytes"])
-def test_another_kind_of_model_is_refused(two: Path, model: Any) -> None:
+def test_an_object_that_is_no_model_cannot_be_assigned(two: Path, model: Any) -> None:
     message = "^expected an onnx.ModelProto, onnx_ir.Model or torch.onnx.ONNXProgram, found "
     with refused(two, TypeError, f"{message}{type(model)}$"):
         replace_model(two, model)

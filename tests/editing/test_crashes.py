@@ -53,7 +53,7 @@ def trying() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", faults.EDITS)
-def test_whatever_call_fails_the_old_or_the_new_archive_is_left_and_nothing_else(
+def test_whichever_system_call_fails_only_the_old_or_the_new_archive_is_left(
     tmp_path: Path,
     name: str,
     trying: subprocess.Popen[str],
@@ -195,11 +195,11 @@ def test_edits_killed_at_any_moment_lose_nothing_and_leave_nothing(tmp_path: Pat
         ("A begin copy 5 \n A killed \n R begin read 1 \n R done read 1 1,1,0", {1}),
     ],
 )
-def test_the_tool_tells_what_an_archive_may_hold(text: str, models: set[int]) -> None:
+def test_the_tool_knows_which_states_an_archive_may_have(text: str, models: set[int]) -> None:
     assert {state.model for state in possible(text)} == models
 
 
-def test_the_tool_tells_models_from_tensors() -> None:
+def test_the_tool_distinguishes_edits_of_models_and_of_tensors() -> None:
     assert possible("A begin tensor 5 \n A done tensor 5") == {State(1, 5, False)}
     assert possible("A begin save 5 \n A done save 5") == {saved(5)}
 
@@ -226,7 +226,7 @@ def test_the_tool_tells_models_from_tensors() -> None:
         "R begin read 1 \n R done read 1 6,1,0",
     ],
 )
-def test_the_tool_finds_what_no_order_of_the_edits_explains(text: str) -> None:
+def test_the_tool_finds_a_state_that_no_order_of_the_edits_explains(text: str) -> None:
     with pytest.raises(DisagreementError, match="no order"):
         possible(text)
 
@@ -262,7 +262,7 @@ def test_an_edit_is_unfinished_from_a_kill_to_the_end_of_a_recovery(text: str, c
 
 
 @pytest.mark.parametrize("name", ["weight_0", "added", "changing", "assets/labels.txt"])
-def test_the_tool_finds_other_bytes(path: Path, name: str) -> None:
+def test_the_tool_finds_a_changed_byte(path: Path, name: str) -> None:
     state = State(70, 3, True)
     state.write(path)
     with onnxarchive.open(path) as archive:

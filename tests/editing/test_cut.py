@@ -22,7 +22,7 @@ WHOLE = saved(weights(1), assets={"a.txt": b"a"})
 
 
 @pytest.mark.parametrize("rest", [b"\n", b"PK\5\6", bytes(9), WHOLE, WHOLE[500:]])
-def test_bytes_after_an_archive_are_cut_off_if_that_is_asked_for(path: Path, rest: bytes) -> None:
+def test_recover_cuts_off_bytes_after_an_archive_if_asked_to(path: Path, rest: bytes) -> None:
     path.write_bytes(WHOLE + rest)
     with pytest.raises(ArchiveFormatError, match=f"and {len(rest):,} bytes? follows? it") as caught:
         recover(path)
@@ -35,7 +35,7 @@ def test_bytes_after_an_archive_are_cut_off_if_that_is_asked_for(path: Path, res
     assert path.read_bytes() == WHOLE
 
 
-def test_the_command_says_how_many_bytes_it_cut_off(path: Path, capsys: Captured) -> None:
+def test_the_recover_command_says_how_many_bytes_it_cut_off(path: Path, capsys: Captured) -> None:
     path.write_bytes(WHOLE + b"hello")
     assert "--cut" in error_of(capsys, "recover", path, status=3)
     assert (
@@ -85,7 +85,7 @@ def test_nothing_is_cut_off_if_what_is_left_is_no_valid_archive(
     assert path.read_bytes() == data
 
 
-def test_a_tensor_is_not_read_before_the_cut(path: Path) -> None:
+def test_cutting_off_bytes_reads_no_tensor(path: Path) -> None:
     data = bytearray(WHOLE + b"hello")
     flipped(next(iter(onnxarchive.open(WHOLE).entries)), in_header=False)(data)
     path.write_bytes(data)

@@ -107,7 +107,7 @@ def test_an_edit_without_a_change_writes_nothing(archive: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["compact", "copy"])
-def test_an_edit_without_a_change_writes_the_same_bytes_anew_on_request(
+def test_an_edit_without_a_change_writes_a_new_file_with_compact_or_copy(
     archive: Path, option: str
 ) -> None:
     before, inode = archive.read_bytes(), archive.stat().st_ino
@@ -131,7 +131,7 @@ def test_an_archive_of_another_writer_that_was_not_changed_keeps_its_bytes(two: 
         edit.model.ir_version += 0
 
 
-def test_metadata_is_a_mapping(path: Path) -> None:
+def test_the_metadata_of_an_edit_is_a_mapping(path: Path) -> None:
     model = weights(1)
     onnxarchive.save(model, path)
     with onnxarchive.edit(path) as edit:
@@ -175,7 +175,7 @@ def test_metadata_takes_strings_only_and_says_so(archive: Path, value: Any) -> N
             edit.metadata.update({value: "n"})
 
 
-def test_a_key_that_is_there_twice_is_one_after_it_is_changed(path: Path) -> None:
+def test_a_key_that_metadata_has_twice_is_there_once_after_a_change(path: Path) -> None:
     model = weights(1)
     for value in ("first", "last"):
         model.metadata_props.add(key="twice", value=value)
@@ -187,7 +187,7 @@ def test_a_key_that_is_there_twice_is_one_after_it_is_changed(path: Path) -> Non
         assert [pair.key for pair in referring(path).metadata_props] == keys
 
 
-def test_tensors_are_a_mapping_of_read_only_arrays(archive: Path) -> None:
+def test_the_tensors_of_an_edit_are_a_mapping_of_read_only_arrays(archive: Path) -> None:
     with onnxarchive.edit(archive) as edit:
         tensors = edit.tensors
         assert (list(tensors), len(tensors), "w0" in tensors, "x" in tensors) == (
@@ -291,7 +291,7 @@ REFUSED: dict[str, tuple[Callable[[onnxarchive.Edit], object], type[ValueError],
 
 
 @pytest.mark.parametrize(("change", "error", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_cannot_be_written_is_refused_at_the_end_and_changes_nothing(
+def test_a_change_that_cannot_be_written_is_refused_at_the_end_and_changes_nothing(
     archive: Path,
     change: Callable[[onnxarchive.Edit], object],
     error: type[ValueError],
@@ -425,7 +425,7 @@ def test_a_generator_that_is_closed_or_collected_in_the_block_writes_nothing(arc
     document(archive, timeout=0)
 
 
-def test_an_edit_that_has_ended_is_used_no_more(archive: Path) -> None:
+def test_an_edit_that_has_ended_cannot_be_used(archive: Path) -> None:
     with onnxarchive.edit(archive) as edit:
         model, models, metadata = edit.model, edit.models, edit.metadata
         tensors, assets = edit.tensors, edit.assets
@@ -486,7 +486,7 @@ def test_another_mode_of_open_is_refused(archive: Path) -> None:
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_a_model_above_the_limit_is_refused_at_the_begin_and_before_it_is_written(
+def test_a_model_above_the_limit_is_refused_at_the_beginning_and_before_it_is_written(
     two: Path, compact: bool
 ) -> None:
     nbytes = entry_of(two, MODEL).nbytes
@@ -504,7 +504,7 @@ def test_a_model_above_the_limit_is_refused_at_the_begin_and_before_it_is_writte
     assert open_below(two.parent) == []
 
 
-def test_an_archive_is_edited_wherever_the_process_goes(
+def test_an_edit_continues_after_the_process_changes_its_directory(
     two: Path, way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for text in ("new", "newer"):
@@ -518,7 +518,7 @@ def test_an_archive_is_edited_wherever_the_process_goes(
 # Who has to wait
 
 
-def test_whoever_else_opens_the_archive_waits_for_the_edit_or_sees_nothing_of_it(
+def test_readers_wait_for_an_edit_or_see_nothing_of_it(
     archive: Path,
 ) -> None:
     before = referring(archive)
@@ -573,7 +573,7 @@ def test_a_thread_does_not_wait_for_its_own_edit(archive: Path) -> None:
 
 
 @pytest.mark.parametrize("written", ["model", "tensor"])
-def test_an_edit_is_left_alone_by_what_is_called_with_its_progress(
+def test_a_progress_function_cannot_change_the_archive_that_is_edited(
     archive: Path, way: Way, written: str
 ) -> None:
     refused = []

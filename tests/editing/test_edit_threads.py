@@ -155,7 +155,7 @@ class Late:
 
 @pytest.mark.parametrize("module", [os, mmap])
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
-def test_an_archive_that_is_closed_while_a_thread_reads_gives_a_view_and_then_no_more(
+def test_an_archive_that_is_closed_during_a_read_completes_it_and_refuses_later_reads(
     path: Path,
     foreign: Path,
     module: Any,
@@ -210,7 +210,7 @@ pytest.importorskip("fcntl", reason="calls of POSIX are watched")
 
 
 @pytest.mark.usefixtures("no_clones")
-def test_the_end_of_an_edit_leaves_the_lock_of_the_next_one_alone(
+def test_the_end_of_an_edit_does_not_release_the_lock_of_the_next_edit(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that has the lock is told from threads that wait for it."""

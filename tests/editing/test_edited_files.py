@@ -46,7 +46,7 @@ CALLS: dict[str, Callable[..., object]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-def test_what_is_no_archive_is_refused_and_left_as_it_is(
+def test_a_file_that_is_no_archive_is_refused_and_left_as_it_is(
     tmp_path: Path, call: Callable[..., object]
 ) -> None:
     folder = tmp_path / "ein Verzeichnis"
@@ -100,7 +100,9 @@ def test_a_file_with_another_name_is_changed_only_as_a_copy(
 
 
 @posix
-def test_a_link_to_a_directory_on_the_way_is_no_further_name(two: Path, tmp_path: Path) -> None:
+def test_a_path_through_a_linked_directory_is_no_further_name_of_the_file(
+    two: Path, tmp_path: Path
+) -> None:
     (tmp_path / "way").symlink_to(two.parent)
     replace_model(tmp_path / "way" / two.name, new_model())
     require(two, saved(new_model()))
@@ -116,7 +118,7 @@ def test_a_link_that_leads_to_nothing_is_named(path: Path) -> None:
 
 @posix
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o755, 0o666])
-def test_permission_bits_stay(two: Path, way: Way, mode: int) -> None:
+def test_an_edit_keeps_permission_bits(two: Path, way: Way, mode: int) -> None:
     two.chmod(mode)
     for edit in (EDITS["models"], EDITS["tensors"], CALLS["with compact"]):
         edit(two, **way)
@@ -125,7 +127,7 @@ def test_permission_bits_stay(two: Path, way: Way, mode: int) -> None:
 
 @posix
 @pytest.mark.usefixtures("no_clones")
-def test_edits_in_place_keep_the_file_and_others_make_a_new_one(two: Path) -> None:
+def test_edits_in_place_keep_the_file_and_edits_of_a_copy_make_a_new_one(two: Path) -> None:
     others = [EDITS["tensors"], CALLS["with copy"], CALLS["with compact"]]
     calls: list[Callable[..., object]] = [
         *IN_PLACE.values(),
@@ -159,7 +161,7 @@ def test_a_read_only_file_is_changed_only_as_a_copy(own_path: Path) -> None:
 
 @posix
 @pytest.mark.usefixtures("nobody", "no_clones")
-def test_an_unwritable_directory_lets_a_writable_file_be_edited_in_its_place_alone(
+def test_in_an_unwritable_directory_a_writable_file_is_edited_only_in_place(
     own_path: Path,
 ) -> None:
     path = own_path
@@ -208,7 +210,7 @@ def test_a_file_whose_name_no_clone_may_take_is_edited_in_its_place(
     require(path, before)
 
 
-def test_a_file_of_others_is_not_changed(own_path: Path) -> None:
+def test_a_file_that_the_user_may_not_write_is_not_changed(own_path: Path) -> None:
     if os.getuid():
         pytest.skip("all files are this user's own")
     onnxarchive.save(weights(2), own_path)
@@ -239,7 +241,7 @@ def test_in_a_directory_that_may_not_be_listed_an_interrupted_edit_is_rolled_bac
 
 @pytest.mark.parametrize("name", [NAME, "-", "a'b\n.onnxa", "%s", "n" * 200])
 @pytest.mark.parametrize("is_relative", [False, True])
-def test_any_path_will_do(
+def test_an_archive_at_any_path_is_edited(
     path: Path, name: str, is_relative: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = path.with_name(name)

@@ -122,7 +122,7 @@ def test_the_n_th_equal_tensor_of_an_added_model_takes_the_n_th_equal_entry(path
     assert onnxarchive.check(path, full=True) == []
 
 
-def test_what_no_model_names_any_more_is_removed_on_request_only(pair: Path) -> None:
+def test_an_entry_that_no_model_names_any_more_is_removed_only_on_request(pair: Path) -> None:
     edits: list[Callable[..., None]] = [
         partial(replace_model, pair, of(z=A), name="decoder"),
         partial(change_model, pair, lambda _: of(z=A), name="decoder"),
@@ -137,7 +137,7 @@ def test_what_no_model_names_any_more_is_removed_on_request_only(pair: Path) -> 
 
 
 @pytest.mark.parametrize("id", ["A", "a-b", "é", "a" * 65])
-def test_what_is_no_id_is_refused(pair: Path, id: str) -> None:
+def test_an_invalid_model_id_is_refused(pair: Path, id: str) -> None:
     edits: list[Callable[[], None]] = [
         partial(replace_model, pair, of(w=A), name=id),
         partial(rename_model, pair, "decoder", id),
@@ -191,14 +191,14 @@ def test_a_model_is_removed_and_no_weight_is_moved(pair: Path, way: Way) -> None
     assert pair.read_bytes() == saved(ENCODER, assets={"x": b"y"})
 
 
-def test_a_removed_model_whose_weights_no_other_has_takes_them_along(pair: Path, way: Way) -> None:
+def test_removing_a_model_removes_weights_that_no_other_model_has(pair: Path, way: Way) -> None:
     with onnxarchive.edit(pair, **way) as edit:
         del edit.models["decoder"]
     assert pair.read_bytes() == saved(ENCODER, assets={"x": b"y"})
     assert edit.nbytes_written == pair.stat().st_size
 
 
-def test_a_tensor_of_a_removed_and_of_a_changed_model_is_removed_on_request_only(
+def test_a_tensor_of_a_removed_and_of_a_changed_model_is_removed_only_on_request(
     pair: Path,
 ) -> None:
     def edit(compact: bool = False) -> None:
@@ -245,7 +245,7 @@ def test_the_default_model_is_neither_removed_nor_renamed(pair: Path) -> None:
             rename_model(pair, "decoder", new)
 
 
-def test_a_model_that_is_not_there_is_not_edited(pair: Path) -> None:
+def test_a_model_that_the_archive_lacks_is_not_edited(pair: Path) -> None:
     edits: list[Callable[[], None]] = [
         partial(remove_model, pair, "x"),
         partial(rename_model, pair, "x", "y"),
@@ -277,7 +277,7 @@ def test_a_tensor_that_models_share_is_replaced_in_one_of_them(
 
 
 @pytest.mark.parametrize("model", ["", "decoder"])
-def test_a_tensor_of_one_model_is_replaced_where_it_lies(pair: Path, way: Way, model: str) -> None:
+def test_a_tensor_of_one_model_is_replaced_in_place(pair: Path, way: Way, model: str) -> None:
     replace_tensor(pair, "c" if model else "b", ONES, model=model, **way)
     models = {"": ENCODER, "decoder": DECODER}
     models[model] = with_array(models[model], 1, ONES)
@@ -317,7 +317,7 @@ def test_sharing_tensors_no_longer_takes_steps_in_proportion_to_their_number(pat
 # In an edit
 
 
-def test_an_edit_of_a_further_model_changes_that_one(pair: Path, no_clones: None) -> None:
+def test_an_edit_opened_for_a_further_model_changes_that_model(pair: Path, no_clones: None) -> None:
     before = weights_of(pair)
     with onnxarchive.edit(pair, model="decoder") as edit:
         edit.metadata["author"] = "Ada"
@@ -401,7 +401,7 @@ def test_an_end_that_is_too_large_for_an_undo_log_is_written_to_a_new_file(
     require_loads(pair, {"": ENCODER, "decoder": DECODER})
 
 
-def test_an_edit_keeps_to_its_limit(pair: Path) -> None:
+def test_an_edit_refuses_models_above_its_limit(pair: Path) -> None:
     total = sum(map(len, raw_models(pair).values()))
     with onnxarchive.edit(pair, max_model_nbytes=total + 100) as edit:
         edit.model.doc_string = "x" * 90

@@ -85,7 +85,7 @@ READING: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("change", READING.values(), ids=READING.keys())
-def test_whoever_reads_a_damaged_weight_notices_and_changes_nothing(
+def test_an_edit_that_reads_a_damaged_weight_is_refused_and_changes_nothing(
     path: Path, no_clones: None, change: Callable[[Path], None]
 ) -> None:
     onnxarchive.save(weights(3), path)
@@ -127,7 +127,7 @@ def test_a_damaged_header_of_an_asset_is_noticed_before_an_edit_that_could_not_b
 
 
 @pytest.mark.usefixtures("no_clones")
-def test_the_alignment_is_that_of_the_archive_as_it_was_opened(path: Path) -> None:
+def test_an_open_archive_keeps_its_alignment_while_it_is_edited(path: Path) -> None:
     onnxarchive.save(weights(2), path, alignment=128)
     with onnxarchive.open(path) as archive:
         replace_model(path, changed(referring(path), added("n" * 200, 5000)))
@@ -135,7 +135,7 @@ def test_the_alignment_is_that_of_the_archive_as_it_was_opened(path: Path) -> No
 
 
 @pytest.mark.usefixtures("no_clones")
-def test_an_archive_is_verified_also_where_edits_have_come_and_gone_meanwhile(
+def test_an_archive_is_verified_even_if_it_is_edited_and_changed_back_meanwhile(
     two: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, other = referring(two), changed(referring(two), documented("other" * 500))
@@ -205,7 +205,7 @@ LONG = changed(weights(3), documented("x" * 100_000))
 
 @pytest.mark.parametrize("is_first", [False, True])
 @pytest.mark.parametrize("act", OTHERS.values(), ids=OTHERS.keys())
-def test_views_of_those_who_have_the_archive_open_are_right(
+def test_views_of_an_open_archive_stay_right_while_it_is_edited(
     path: Path, no_clones: None, act: Callable[[Path], object], is_first: bool
 ) -> None:
     """Those that were asked for before a change, and those that are first asked for after it."""
@@ -234,7 +234,7 @@ COPIES: dict[str, Callable[[Path, Path], object]] = {
 
 @pytest.mark.usefixtures("no_clones")
 @pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES.keys())
-def test_an_archive_that_is_edited_once_it_is_open_is_copied_as_it_was_opened(
+def test_an_archive_that_is_edited_after_opening_is_copied_as_it_was_opened(
     path: Path, tmp_path: Path, copy: Callable[[Path, Path], object]
 ) -> None:
     onnxarchive.save(weights(3), path)
@@ -295,7 +295,7 @@ def test_the_model_of_an_archive_that_was_replaced_can_still_be_read(path: Path)
         assert onnx.ModelProto.FromString(bytes(archive.read(MODEL))) == archive.model
 
 
-def test_nothing_stays_open(two: Path, tmp_path: Path) -> None:
+def test_edits_leave_no_file_open(two: Path, tmp_path: Path) -> None:
     if not os.path.isdir("/proc/self/fd"):
         pytest.skip("what is open cannot be told")
     for edit in edits.EDITS.values():

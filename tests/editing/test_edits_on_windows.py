@@ -161,7 +161,7 @@ del REFUSED["models of others"], REFUSED["a link to it"]  # make files, too
 
 
 @pytest.mark.parametrize("edit", REFUSED.values(), ids=REFUSED.keys())
-def test_what_this_process_reads_is_neither_replaced_nor_shortened_and_nothing_is_written(
+def test_an_archive_that_this_process_reads_is_neither_replaced_nor_shortened(
     archive: Path, edit: Edit, windows: Windows
 ) -> None:
     with pytest.MonkeyPatch.context() as patches:
@@ -180,7 +180,7 @@ def test_what_this_process_reads_is_neither_replaced_nor_shortened_and_nothing_i
 
 
 @pytest.mark.parametrize("edit", FUNCTIONS.values(), ids=FUNCTIONS.keys())
-def test_what_this_process_reads_is_not_replaced_by_a_function_s_model(
+def test_an_archive_that_this_process_reads_is_not_replaced_by_a_transformed_one(
     archive: Path, edit: Edit, windows: Windows
 ) -> None:
     with onnxarchive.open(archive) as reader, refused(archive, LockedError, OWN):
@@ -189,7 +189,7 @@ def test_what_this_process_reads_is_not_replaced_by_a_function_s_model(
 
 
 @pytest.mark.parametrize("edit", [*REFUSED.values(), *FUNCTIONS.values()])
-def test_what_another_process_has_mapped_stays_as_it_was(
+def test_an_archive_that_another_process_has_mapped_stays_as_it_was(
     archive: Path, edit: Edit, windows: Windows
 ) -> None:
     with (
@@ -237,7 +237,7 @@ def test_an_interrupted_edit_is_rolled_back(
     require(archive, states.old)
 
 
-def test_of_what_killed_processes_left_only_what_nobody_has_open_is_removed(
+def test_recover_removes_only_leftovers_that_no_process_has_open(
     archive: Path, windows: Windows
 ) -> None:
     left = [archive.with_name(f".{archive.name}.onnxarchive-{number}.tmp") for number in range(2)]
@@ -280,7 +280,7 @@ def test_a_file_that_changes_after_it_was_assigned_is_to_be_assigned_again(
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_an_edit_of_others_in_the_moment_in_which_the_archive_is_closed_is_not_lost(
+def test_an_edit_by_another_process_just_after_the_archive_is_closed_is_not_lost(
     archive: Path, is_replaced: bool, windows: Windows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace = windows.replace
@@ -299,7 +299,7 @@ def test_an_edit_of_others_in_the_moment_in_which_the_archive_is_closed_is_not_l
     assert windows.users(archive) == []
 
 
-def test_who_waits_for_an_edit_does_not_prevent_it(
+def test_a_reader_that_waits_for_an_edit_does_not_prevent_it(
     archive: Path, windows: Windows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_waiting, is_locked = Event(), locking.is_locked

@@ -83,7 +83,7 @@ def test_a_reader_that_waited_while_the_archive_was_replaced_reads_the_new_one(
 
 
 @pytest.mark.parametrize("function", [onnxarchive.save, onnxarchive.convert])
-def test_saving_over_an_archive_waits_for_the_one_who_changes_it(
+def test_saving_over_an_archive_waits_for_its_editor(
     path: Path, tmp_path: Path, function: Callable[..., object]
 ) -> None:
     onnxarchive.save(model("second"), tmp_path / "other")
@@ -124,7 +124,7 @@ def test_an_edit_that_was_interrupted_can_be_rolled_back_until_another_file_has_
     edits.require(path, before)
 
 
-def test_a_temporary_file_that_is_removed_before_it_is_locked_is_made_anew(
+def test_a_temporary_file_that_is_removed_before_it_is_locked_is_made_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = locking.keep_exclusive
@@ -165,7 +165,9 @@ def test_another_archive_that_is_copied_over_an_interrupted_edit_stays(
 
 
 @pytest.mark.parametrize("padding", [0, 20_000])
-def test_verifying_an_archive_that_was_changed_since_says_so(path: Path, padding: int) -> None:
+def test_verifying_an_archive_that_was_changed_since_it_was_opened_says_so(
+    path: Path, padding: int
+) -> None:
     """Once an edit by others, which may be what it has found, has ended."""
     with onnxarchive.open(path) as archive:
         edits.replace_model(path, model("second", padding=padding))
@@ -179,7 +181,7 @@ def test_verifying_an_archive_that_was_changed_since_says_so(path: Path, padding
         archive.verify()
 
 
-def test_two_writers_whose_models_are_the_archives_of_each_other_do_not_wait_for_ever(
+def test_two_edits_that_assign_the_archives_of_each_other_do_not_deadlock(
     path: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other.onnxa"
@@ -190,7 +192,7 @@ def test_two_writers_whose_models_are_the_archives_of_each_other_do_not_wait_for
     assert found == ["other"]
 
 
-def test_what_a_killed_copy_leaves_beside_a_symbolic_link_is_removed(
+def test_the_file_of_a_killed_copy_beside_a_symbolic_link_is_removed(
     path: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "links").mkdir()

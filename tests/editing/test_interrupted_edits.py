@@ -40,7 +40,7 @@ CANCELLED: dict[str, Callable[..., None]] = {
 @pytest.mark.usefixtures("clones_or_none")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
 @pytest.mark.parametrize("call", CANCELLED.values(), ids=CANCELLED.keys())
-def test_a_change_that_is_broken_off_is_taken_back_at_once(
+def test_an_edit_that_an_exception_ends_is_rolled_back_at_once(
     two: Path, call: Callable[..., None], error: type[BaseException]
 ) -> None:
     before = two.read_bytes()
@@ -68,7 +68,7 @@ def test_a_change_that_is_broken_off_is_taken_back_at_once(
 # Files left behind
 
 
-def test_what_killed_processes_left_is_removed_if_it_has_the_name_of_a_temporary_file(
+def test_files_of_killed_processes_are_removed_if_they_have_names_of_temporary_files(
     path: Path,
 ) -> None:
     onnxarchive.save(weights(1), path)

@@ -52,7 +52,7 @@ def test_an_edit_whose_clone_cannot_be_renamed_is_made_in_place(
         assert archive.model.doc_string == "new"
 
 
-def test_the_error_of_a_save_is_told_and_not_that_of_its_cleanup(worm: Path) -> None:
+def test_the_error_of_a_save_is_raised_and_not_that_of_its_cleanup(worm: Path) -> None:
     before = worm.read_bytes()
     with pytest.raises(PermissionError) as caught:
         onnxarchive.save(model_of(), worm)
@@ -63,7 +63,7 @@ def test_the_error_of_a_save_is_told_and_not_that_of_its_cleanup(worm: Path) -> 
     assert worm.read_bytes() == before
 
 
-def test_the_error_of_the_caller_is_told_and_not_that_of_the_cleanup(worm: Path) -> None:
+def test_the_error_of_the_caller_is_raised_and_not_that_of_the_cleanup(worm: Path) -> None:
     with pytest.raises(ZeroDivisionError), onnxarchive.Writer(worm):
         raise ZeroDivisionError
 

@@ -134,7 +134,7 @@ def end_of(path: Path) -> bytes:
         return file.read()
 
 
-def test_a_new_model_is_put_behind_64_gib_of_weights_in_the_same_file(archive: Path) -> None:
+def test_a_new_model_is_written_after_64_gib_of_weights_in_the_same_file(archive: Path) -> None:
     before = end_of(archive)
     blocks = nbytes_on_disk(archive)
     new = new_model(SIZES, "newer ")
@@ -153,7 +153,7 @@ def test_a_new_model_is_put_behind_64_gib_of_weights_in_the_same_file(archive: P
     assert os.listdir(archive.parent) == [archive.name]
 
 
-def test_a_tensor_is_added_behind_64_gib_of_weights(archive: Path) -> None:
+def test_a_tensor_is_added_after_64_gib_of_weights(archive: Path) -> None:
     added = np.random.default_rng(0).random(MIB, np.float32)
     new = new_model(SIZES, "new ")
     new.graph.initializer.append(onnx.numpy_helper.from_array(added, "zz"))
@@ -170,7 +170,7 @@ ZIP64 = b"PK\6\6"
 
 
 @pytest.mark.parametrize("below", [0, 1, MIB])
-def test_a_model_takes_an_archive_over_4_gib_and_back(tmp_path: Path, below: int) -> None:
+def test_a_new_model_can_move_the_directory_over_4_gib_and_back(tmp_path: Path, below: int) -> None:
     """Where the directory begins decides: at 2**32 - 1 it takes Zip64."""
     path = tmp_path / "model.onnxa"
     limit = (1 << 32) - 1

@@ -228,7 +228,7 @@ BY_ANOTHER = changed(runnable_model(), documented("by another"))
 @pytest.mark.usefixtures("clones_or_none")
 @pytest.mark.parametrize("replace", REPLACING)
 @pytest.mark.parametrize("is_link", [False, True])
-def test_what_replaces_the_archive_that_it_has_read_is_refused_if_that_was_edited_meanwhile(
+def test_replacing_an_archive_that_was_edited_since_it_was_read_is_refused(
     archive: Path,
     tmp_path: Path,
     replace: Callable[[Path, Callable[[Path], None]], None],
@@ -254,7 +254,7 @@ def test_what_replaces_the_archive_that_it_has_read_is_refused_if_that_was_edite
 
 
 @pytest.mark.parametrize("replace", REPLACING)
-def test_what_replaces_an_archive_that_is_gone_meanwhile_says_so(
+def test_replacing_an_archive_that_was_removed_since_it_was_read_is_an_error(
     archive: Path, replace: Callable[[Path, Callable[[Path], None]], None]
 ) -> None:
     with fails_at(archive, FileNotFoundError):

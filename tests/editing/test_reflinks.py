@@ -146,7 +146,7 @@ def test_a_change_makes_a_new_file_that_shares_its_blocks_with_the_old_one(
 
 
 @changes
-def test_a_copy_leaves_other_names_of_the_file_what_they_are(
+def test_an_edit_of_a_copy_leaves_other_names_of_the_file_unchanged(
     archive: Path, change: Callable[..., None]
 ) -> None:
     other = archive.with_name("other")

@@ -81,7 +81,7 @@ def test_a_new_model_is_written_as_save_writes_it(path: Path, way: Way, change: 
 
 @pytest.mark.parametrize("alignment", [64, 4096])
 @pytest.mark.parametrize("nbytes", [1024, 5000, 70_000])
-def test_new_tensors_behind_the_others_are_added(
+def test_new_tensors_after_the_existing_ones_are_added(
     path: Path, way: Way, nbytes: int, alignment: int
 ) -> None:
     model = weights(3)
@@ -315,7 +315,7 @@ def test_another_threshold_moves_tensors_into_the_model_and_out_again(path: Path
     require(path, saved(model))
 
 
-def test_tensors_of_attributes_go_out_of_the_model_if_that_is_asked_for(path: Path) -> None:
+def test_tensors_of_attributes_are_moved_out_of_the_model_if_asked_for(path: Path) -> None:
     model = weights(1)
     model.graph.node.append(node(attribute("t", t=raw_tensor("t", dims=(300,), seed=9))))
     model.graph.sparse_initializer.append(sparse_tensor("s", 1, 300))
@@ -360,7 +360,7 @@ def test_a_model_without_any_tensors_is_replaced(path: Path, way: Way) -> None:
     require(path, saved(model_of()))
 
 
-def test_empty_tensors_are_kept_and_told_apart(path: Path) -> None:
+def test_empty_tensors_are_kept_and_distinguished(path: Path) -> None:
     model = model_of(*(raw_tensor(name, dims=(0,)) for name in "abc"))
     onnxarchive.save(model, path, size_threshold=0)
     replace_model(path, changed(referring(path), documented("new")))
@@ -413,7 +413,7 @@ def test_compacting_an_archive_written_tensor_by_tensor_gives_the_order_of_save(
     require(path, saved(changed(model, change)))
 
 
-def test_keys_that_are_not_those_of_save_stay(path: Path) -> None:
+def test_keys_that_save_would_not_choose_stay(path: Path) -> None:
     model = model_of(*(external(raw_tensor(it, dims=(300,)), f"of_{it}") for it in ("w0", "w1")))
     model.graph.node.append(node(attribute("t", t=external(raw_tensor("", dims=(300,)), "of_t"))))
     keys = ["of_w1", "of_t", "of_w0"]

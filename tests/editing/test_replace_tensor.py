@@ -71,7 +71,7 @@ def test_a_tensor_gets_other_elements(path: Path, way: Way, index: int, alignmen
     assert path.stat().st_ino != inode
 
 
-def test_a_checksum_of_the_elements_of_before_is_dropped(path: Path, way: Way) -> None:
+def test_the_checksum_of_replaced_elements_is_dropped(path: Path, way: Way) -> None:
     stated = weights(2)
     for tensor in stated.graph.initializer:
         tensor.CopyFrom(

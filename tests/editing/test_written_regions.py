@@ -174,7 +174,7 @@ def weights_end(original: Path) -> int:
 
 
 @pytest.mark.parametrize("change", BEHIND)
-def test_nothing_is_written_where_weights_are(
+def test_an_edit_writes_nothing_where_weights_are(
     original: Path, changed: Path, calls: Calls, weights_end: int, change: str
 ) -> None:
     before, after = original.read_bytes(), (changed / change).read_bytes()
@@ -216,6 +216,6 @@ def test_an_edit_logs_the_old_end_before_it_writes_the_new_one_and_nothing_else(
         assert sum(map(len, ends)) == new_size - weights_end
 
 
-def test_no_file_beside_the_archive_is_written(calls: Calls) -> None:
+def test_an_edit_in_place_writes_no_other_file(calls: Calls) -> None:
     for name in calls.keys() - set(BEHIND):  # what might have become a clone
         assert written(calls[name]) == []
