@@ -193,7 +193,7 @@ def set_xattr(path: Path, name: str, value: bytes) -> None:
 
 @linux
 @writes
-def test_a_list_that_the_directory_gives_to_new_files_is_not_given_to_one_that_replaces_another(
+def test_the_default_acl_of_a_directory_is_not_given_to_a_file_that_replaces_another(
     path: Path, write: Write
 ) -> None:
     path.chmod(0o664)
@@ -204,7 +204,7 @@ def test_a_list_that_the_directory_gives_to_new_files_is_not_given_to_one_that_r
 
 
 @linux
-def test_a_new_file_gets_the_list_that_the_directory_gives(folder: Path) -> None:
+def test_a_new_file_gets_the_default_acl_of_its_directory(folder: Path) -> None:
     set_acl(folder, f"d:u:{NAMED}:rw", "d:o:-")
     onnxarchive.save(model(), folder / "model.onnxa")
     (folder / "plain").touch()
@@ -222,7 +222,7 @@ def test_a_new_file_has_the_mode_that_the_umask_leaves(folder: Path, mask: int) 
 
 @root
 @linux
-def test_a_link_that_is_replaced_gets_the_attributes_of_what_it_led_to(path: Path) -> None:
+def test_a_link_that_is_replaced_gets_the_attributes_of_its_target(path: Path) -> None:
     os.chown(path, OWNER, TEAM)
     path.chmod(0o640)
     link = path.with_name("link.onnxa")
@@ -394,7 +394,7 @@ def lost(path: Path) -> Iterator[list[str]]:
 
 @linux
 @pytest.mark.parametrize("write", REPLACING.values(), ids=REPLACING)
-def test_a_new_file_has_no_list_and_no_extended_attribute_and_a_warning_says_so(
+def test_a_replaced_file_loses_its_acl_and_extended_attributes_with_a_warning(
     path: Path, write: Write
 ) -> None:
     path.chmod(0o640)
@@ -408,7 +408,7 @@ def test_a_new_file_has_no_list_and_no_extended_attribute_and_a_warning_says_so(
 
 @linux
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_an_edit_loses_no_list_and_no_extended_attribute_where_a_clone_would(
+def test_an_edit_keeps_an_acl_and_extended_attributes_that_a_clone_would_lose(
     path: Path, name: str
 ) -> None:
     set_xattr(path, "user.origin", b"here")
@@ -423,7 +423,7 @@ def test_an_edit_loses_no_list_and_no_extended_attribute_where_a_clone_would(
 @pytest.mark.parametrize(
     ("more", "mode"), [((), 0o640), (("ann@example.org",), 0o600), (("54321",), 0o600)]
 )
-def test_a_list_of_nfs_that_names_users_leaves_the_new_file_to_its_owner(
+def test_an_nfs_acl_that_names_users_leaves_the_new_file_to_its_owner(
     path: Path, more: tuple[str, ...], mode: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [name.encode() for name in ("OWNER@", "GROUP@", *more, "EVERYONE@")]
@@ -483,7 +483,7 @@ LOST = [
 @root
 @linux
 @pytest.mark.parametrize(("before", "listed", "owner", "writer", "groups", "after", "lines"), LOST)
-def test_what_another_user_or_group_has_not_is_lost_and_reported(
+def test_permissions_that_another_owner_or_group_must_not_get_are_lost_and_reported(
     path: Path,
     before: int,
     listed: Callable[[Path], None],
@@ -543,7 +543,7 @@ def test_in_a_directory_of_another_user_a_file_that_all_may_write_is_edited_in_i
 @pytest.mark.parametrize("write", [replace, edits.document])
 @pytest.mark.parametrize("mode", [0o1777, 0o777], ids=["sticky", "of all"])
 @pytest.mark.parametrize("writer", [OWNER, MEMBER])
-def test_an_edit_changes_no_owner_and_no_group_where_a_clone_would(
+def test_an_edit_keeps_an_owner_and_a_group_that_a_clone_would_change(
     path: Path, write: Write, mode: int, writer: int
 ) -> None:
     os.chown(path, OWNER, TEAM)
@@ -576,7 +576,7 @@ def test_a_warning_that_is_an_error_leaves_the_file_as_it_was(path: Path) -> Non
 @root
 @linux
 @pytest.mark.parametrize("is_many", [False, True])
-def test_on_the_command_line_a_warning_is_a_line(
+def test_a_warning_about_attributes_is_a_line_on_the_command_line(
     path: Path, is_many: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = path.with_name("model.onnx")
@@ -594,7 +594,7 @@ def test_on_the_command_line_a_warning_is_a_line(
 
 @root
 @linux
-def test_what_a_worker_of_an_executor_could_not_keep_is_in_its_outcome(path: Path) -> None:
+def test_attributes_that_a_worker_could_not_keep_are_in_the_outcome(path: Path) -> None:
     source = path.with_name("model.onnx")
     onnx.save(model("new"), source)
     path.chmod(0o640)

@@ -117,7 +117,7 @@ def test_the_file_of_an_asset_is_closed_when_it_was_written(
         gc.enable()
 
 
-def test_what_was_opened_is_read_whatever_gets_its_path(tmp_path: Path) -> None:
+def test_an_open_data_file_is_read_even_if_another_file_gets_its_path(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"judged")
     with DataFiles() as files:
         file = files.open("data", Root(os.fspath(tmp_path)))
@@ -135,7 +135,7 @@ def test_a_file_that_was_closed_is_opened_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a link out", "a link inside", "another file", "other bytes"])
-def test_what_is_opened_again_must_be_what_was_judged(tmp_path: Path, kind: str) -> None:
+def test_a_data_file_that_is_opened_again_must_be_the_same_file(tmp_path: Path, kind: str) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
     path, other = folder / "data", folder / "other"
@@ -160,7 +160,7 @@ def test_what_is_opened_again_must_be_what_was_judged(tmp_path: Path, kind: str)
             contents(Range.whole(file))
 
 
-def test_threads_read_files_that_are_closed_for_others(tmp_path: Path) -> None:
+def test_threads_read_files_that_are_closed_to_make_room_for_others(tmp_path: Path) -> None:
     names = [f"data{number}" for number in range(70)]
     for name in names:
         (tmp_path / name).write_bytes(name.encode() * 1000)
@@ -182,7 +182,7 @@ def test_threads_read_files_that_are_closed_for_others(tmp_path: Path) -> None:
     assert wrong == []
 
 
-def test_files_are_closed_for_others_if_the_process_may_open_no_more(tmp_path: Path) -> None:
+def test_files_are_closed_to_make_room_if_the_process_may_open_no_more(tmp_path: Path) -> None:
     names = [f"data{number}" for number in range(10)]
     for name in names:
         (tmp_path / name).write_bytes(name.encode())

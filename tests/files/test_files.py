@@ -129,7 +129,7 @@ def test_pieces_are_no_larger_than_they_should_be(
 
 
 @pytest.mark.parametrize("holes", ["found", "not known to the file system", "found by no call"])
-def test_zeros_are_told_from_other_bytes_in_and_between_holes(
+def test_zeros_are_distinguished_from_other_bytes_in_and_between_holes(
     source: Path, holes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mib = 1 << 20
@@ -188,7 +188,7 @@ def test_a_view_outlives_the_file(source: Path) -> None:
     assert view == CONTENT
 
 
-def test_a_closed_file_is_read_no_more(source: Path, reading: str) -> None:
+def test_a_closed_file_cannot_be_read(source: Path, reading: str) -> None:
     with MappedFile(source) as file:
         assert os.path.samestat(os.fstat(file.fileno()), os.stat(source))
     file.close()
@@ -202,7 +202,7 @@ def require_closed(descriptor: int) -> None:
         os.fstat(descriptor)
 
 
-def test_a_file_that_is_forgotten_is_closed(source: Path) -> None:
+def test_a_file_without_references_is_closed(source: Path) -> None:
     file = MappedFile(source)
     descriptor = file.fileno()
     os.fstat(descriptor)
@@ -219,7 +219,9 @@ def test_an_empty_file_has_no_bytes(tmp_path: Path, reading: str) -> None:
         assert list(file.pieces(0, 10)) == []
 
 
-def test_the_path_is_kept_as_it_was_given(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_keeps_its_path_as_it_was_given(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(source.parent)
     for path in ("source", Path("source")):
         with MappedFile(path) as file:
@@ -316,7 +318,7 @@ def require_refused(path: Path | str, kind: str) -> None:
 
 
 @posix
-def test_what_is_no_regular_file_is_refused_and_not_waited_for(
+def test_a_file_that_is_not_regular_is_refused_without_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a socket's path is at most some 100 bytes
@@ -332,7 +334,7 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(
 
 
 @posix
-def test_a_file_that_is_open_already_is_taken_over_whatever_has_its_path(source: Path) -> None:
+def test_a_descriptor_is_taken_over_even_if_its_path_is_gone(source: Path) -> None:
     descriptor = os.open(source, os.O_RDONLY)
     source.unlink()
     with MappedFile(source, descriptor=descriptor) as file:
@@ -341,7 +343,7 @@ def test_a_file_that_is_open_already_is_taken_over_whatever_has_its_path(source:
 
 
 @posix
-def test_a_directory_that_is_open_already_is_refused_and_closed(tmp_path: Path) -> None:
+def test_a_descriptor_of_a_directory_is_refused_and_closed(tmp_path: Path) -> None:
     descriptor = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(ArchiveFormatError, match="expected a regular file, found a directory"):
         MappedFile(tmp_path, descriptor=descriptor)
@@ -355,7 +357,7 @@ def next_descriptor() -> int:
 
 
 @posix
-def test_what_is_refused_is_not_left_open_while_the_error_is_kept(tmp_path: Path) -> None:
+def test_a_refused_file_is_closed_even_while_the_error_is_kept(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     before = next_descriptor()
     with pytest.raises(ArchiveFormatError) as caught:
@@ -367,7 +369,7 @@ def test_what_is_refused_is_not_left_open_while_the_error_is_kept(tmp_path: Path
 # Locking
 
 
-def test_a_locked_file_knows_the_size_that_it_has_then(source: Path) -> None:
+def test_a_file_has_its_current_size_once_it_is_locked(source: Path) -> None:
     with MappedFile(source) as file, open(source, "r+b") as changed:
         changed.truncate(100)
         assert file.size == len(CONTENT)
@@ -418,7 +420,7 @@ def test_an_opened_file_is_locked_in_the_block_and_stays_open(source: Path) -> N
 
 
 @posix
-def test_an_opened_file_is_closed_where_the_block_raises(source: Path) -> None:
+def test_an_opened_file_is_closed_if_the_block_raises(source: Path) -> None:
     with pytest.raises(ZeroDivisionError), locked_file(source) as file:
         raise ZeroDivisionError
     with pytest.raises(ValueError, match="the file is closed"):
@@ -446,7 +448,7 @@ def test_the_file_that_has_the_path_when_it_is_locked_is_the_one_that_is_opened(
 
 
 @posix
-def test_a_file_that_goes_while_its_lock_is_waited_for_is_missing(
+def test_a_file_that_is_removed_while_its_lock_is_waited_for_is_missing(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = locking.shared
@@ -462,9 +464,7 @@ def test_a_file_that_goes_while_its_lock_is_waited_for_is_missing(
 
 @posix
 @pytest.mark.parametrize("is_writable", [True, None])
-def test_a_file_is_opened_for_writing_where_that_is_wanted(
-    source: Path, is_writable: bool | None
-) -> None:
+def test_a_file_is_opened_for_writing_if_asked_for(source: Path, is_writable: bool | None) -> None:
     with MappedFile(source, is_writable=is_writable) as file:
         file.write(1, b"new")
     assert source.read_bytes()[:5] == CONTENT[:1] + b"new" + CONTENT[4:5]
@@ -472,7 +472,7 @@ def test_a_file_is_opened_for_writing_where_that_is_wanted(
 
 @posix
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS, errno.ETXTBSY])
-def test_a_file_that_may_not_be_written_is_opened_for_reading_where_that_is_enough(
+def test_a_file_that_may_not_be_written_is_opened_for_reading_if_that_is_enough(
     source: Path, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_file = os.open
@@ -561,7 +561,7 @@ def test_pieces_are_written_one_after_another_and_at_once(source: Path) -> None:
 
 
 @posix
-def test_what_is_written_when_the_file_was_closed_goes_to_no_other_file(source: Path) -> None:
+def test_writing_to_a_closed_file_changes_no_other_file(source: Path) -> None:
     other = source.with_name("other")
     other.write_bytes(CONTENT)
     with MappedFile(source, is_writable=True) as file:
@@ -610,7 +610,7 @@ def test_an_error_of_writing_names_the_file_which_is_closed_while_the_error_is_k
     assert caught.tb is not None
 
 
-def test_nothing_is_written_beyond_the_end_that_was_given(source: Path) -> None:
+def test_a_writer_writes_nothing_beyond_its_end(source: Path) -> None:
     with MappedFile(source, is_writable=True) as file:
         writer = PositionalWriter(file, 10, 15)
         writer.write(b"12345")
@@ -624,7 +624,7 @@ def test_nothing_is_written_beyond_the_end_that_was_given(source: Path) -> None:
 
 
 @posix
-def test_an_input_is_no_target_under_whatever_name(
+def test_an_input_is_refused_as_a_target_under_any_of_its_names(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = source.parent
@@ -636,7 +636,7 @@ def test_an_input_is_no_target_under_whatever_name(
             require_no_input(target, ["/dev/null", str(source)])
 
 
-def test_another_file_is_a_target_and_a_missing_one_too(source: Path) -> None:
+def test_a_missing_file_and_one_that_is_no_input_may_be_targets(source: Path) -> None:
     other = source.with_name("other")
     for _ in range(2):
         for inputs in ([source], [source.with_name("missing")], []):
@@ -678,7 +678,7 @@ def test_a_directory_that_cannot_be_synced_is_no_error(
     assert next_descriptor() == before
 
 
-def test_an_error_of_what_is_spooled_names_what_is_read_and_not_the_temporary_file(
+def test_an_error_while_spooling_names_the_source_and_not_the_temporary_file(
     tmp_path: Path,
 ) -> None:
     def pieces() -> Iterator[memoryview]:

@@ -298,7 +298,7 @@ def require_written(path: Path, forks: Forks, expected: dict[str, bytes]) -> Non
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", [*WRITES, *SILENT_WRITES])
-def test_a_child_changes_nothing_that_its_parent_writes(name: str, tmp_path: Path) -> None:
+def test_a_forked_child_changes_nothing_that_its_parent_writes(name: str, tmp_path: Path) -> None:
     code = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
     code += "import test_forks; test_forks.fork_amid(*sys.argv[1:])"
     assert run_python(code, name, tmp_path) == ""

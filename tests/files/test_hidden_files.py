@@ -84,7 +84,7 @@ def a_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "change", [on_another_machine, without_a_table, of_another_user, through_a_link, a_directory]
 )
-def test_a_writer_leaves_what_may_belong_to_others(
+def test_a_writer_does_not_remove_hidden_files_that_may_belong_to_others(
     tmp_path: Path,
     change: Callable[[Path, pytest.MonkeyPatch], None],
     monkeypatch: pytest.MonkeyPatch,
@@ -99,7 +99,7 @@ def test_a_writer_leaves_what_may_belong_to_others(
 
 
 @linux
-def test_a_writer_leaves_what_another_one_writes(tmp_path: Path) -> None:
+def test_a_writer_does_not_remove_the_temporary_file_of_another_writer(tmp_path: Path) -> None:
     with Replacement(tmp_path / "target") as first, Replacement(tmp_path / "target") as second:
         assert sorted(os.listdir(tmp_path)) == [LEFT, ".target.onnxarchive-1.tmp"]
         second.writer.write(b"second")
@@ -111,7 +111,9 @@ def test_a_writer_leaves_what_another_one_writes(tmp_path: Path) -> None:
 
 
 @linux
-def test_a_writer_that_is_closed_leaves_what_took_its_name(tmp_path: Path) -> None:
+def test_a_closed_writer_does_not_remove_a_file_that_took_its_temporary_name(
+    tmp_path: Path,
+) -> None:
     first = Replacement(tmp_path / "target")
     (tmp_path / LEFT).unlink()
     with Replacement(tmp_path / "target") as second:

@@ -141,7 +141,7 @@ def require_waiting(waiting: Future[Any]) -> None:
 
 @pytest.mark.parametrize("timeout", TIMEOUTS)
 @kinds
-def test_an_exclusive_lock_is_not_had_beside_another_lock(
+def test_an_exclusive_lock_excludes_every_other_lock(
     path: Path, descriptor: int, kind: str, timeout: float
 ) -> None:
     with held(kind, path) as let_go:
@@ -199,7 +199,7 @@ def test_the_lock_of_a_process_that_is_killed_is_free(
 
 
 @locks
-def test_a_lock_is_let_go_of_where_its_block_ends_or_raises(
+def test_a_lock_is_released_when_its_block_ends_or_raises(
     path: Path, descriptor: int, lock: Lock
 ) -> None:
     with lock(descriptor):
@@ -211,14 +211,14 @@ def test_a_lock_is_let_go_of_where_its_block_ends_or_raises(
 
 
 @locks
-def test_a_lock_of_a_file_that_is_closed_meanwhile_is_let_go_of(path: Path, lock: Lock) -> None:
+def test_the_lock_of_a_file_that_is_closed_in_the_block_is_released(path: Path, lock: Lock) -> None:
     descriptor = os.open(path, os.O_RDWR)
     with lock(descriptor):
         os.close(descriptor)
         assert is_free(path)
 
 
-def test_a_lock_that_is_tried_for_is_kept_until_the_file_is_closed(path: Path) -> None:
+def test_a_lock_taken_without_waiting_is_kept_until_the_file_is_closed(path: Path) -> None:
     descriptor = os.open(path, os.O_RDWR)
     assert locked_at_once(descriptor)
     assert not is_free(path)
@@ -227,7 +227,7 @@ def test_a_lock_that_is_tried_for_is_kept_until_the_file_is_closed(path: Path) -
 
 
 @locks
-def test_a_lock_whose_block_ends_in_another_thread_is_let_go_of(
+def test_a_lock_whose_block_ends_in_another_thread_is_released(
     path: Path, descriptor: int, lock: Lock
 ) -> None:
     block = lock(descriptor)
@@ -268,7 +268,7 @@ def replace(path: Path, **options: Any) -> None:
     replace_model(path, documented_model("new"), **options)
 
 
-def test_a_reader_waits_for_a_writer_and_sees_what_it_made(
+def test_a_reader_waits_for_a_writer_and_sees_what_was_written(
     archive: Path, threads: ThreadPoolExecutor
 ) -> None:
     with held("exclusive", archive) as let_go:
@@ -319,7 +319,7 @@ def test_writers_at_once_lose_nothing_of_one_another(archive: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="calls of POSIX are interrupted")
 @pytest.mark.parametrize("is_writable", [True, False])
 @kinds
-def test_an_interrupt_that_comes_with_the_lock_leaves_none(
+def test_an_interrupt_while_a_lock_is_taken_leaves_no_lock(
     archive: Path, kind: str, is_writable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_: int, called: str, call: Callable[[], object]) -> None:
@@ -383,7 +383,7 @@ def test_a_locked_target_is_named_as_the_caller_named_it(
             assert require_locked(act).path == name
 
 
-def test_a_closed_file_is_not_locked_by_readers_either(path: Path) -> None:
+def test_locking_a_closed_file_for_reading_is_an_error(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     os.close(descriptor)
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
@@ -419,7 +419,9 @@ def no_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return code
 
 
-def test_writers_change_nothing_where_there_are_no_locks(archive: Path, no_locks: int) -> None:
+def test_writers_change_nothing_on_a_file_system_without_locks(
+    archive: Path, no_locks: int
+) -> None:
     before = archive.read_bytes()
     for act in (
         lambda: replace(archive),
@@ -433,7 +435,7 @@ def test_writers_change_nothing_where_there_are_no_locks(archive: Path, no_locks
     assert os.listdir(archive.parent) == [archive.name]
 
 
-def test_nothing_is_held_to_be_abandoned_where_there_are_no_locks(
+def test_no_file_is_taken_for_abandoned_on_a_file_system_without_locks(
     path: Path, descriptor: int, no_locks: int
 ) -> None:
     left = path.with_name(".file.onnxarchive-1.tmp")
@@ -445,7 +447,7 @@ def test_nothing_is_held_to_be_abandoned_where_there_are_no_locks(
 
 @flock
 @pytest.mark.parametrize("code", [errno.EIO, errno.EBADF])
-def test_other_errors_of_a_lock_are_not_taken_for_file_systems_without_any(
+def test_an_error_of_a_lock_is_not_taken_for_a_file_system_without_locks(
     descriptor: int, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock_calls.refuse(monkeypatch, code)
@@ -560,7 +562,7 @@ def test_archives_are_opened_and_edited_on_every_system(
 
 
 @pytest.mark.usefixtures("nfs")
-def test_what_was_abandoned_on_nfs_is_removed(archive: Path) -> None:
+def test_an_abandoned_file_on_nfs_is_removed(archive: Path) -> None:
     left = archive.with_name(f".{archive.name}.onnxarchive-1.tmp")
     left.write_bytes(archive.read_bytes()[:100])
     assert recover(archive).removed == (os.path.realpath(left),)
@@ -662,7 +664,7 @@ def cifs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return refused
 
 
-def test_what_is_locked_on_cifs_is_read_through_no_other_descriptor(
+def test_a_locked_file_on_cifs_is_read_through_no_other_descriptor(
     archive: Path, cifs: list[str]
 ) -> None:
     with MappedFile(archive) as other, MappedFile(archive, is_writable=True) as file:
@@ -688,7 +690,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @flock
 @locks
-def test_on_windows_a_byte_behind_every_file_is_locked(
+def test_on_windows_a_byte_beyond_the_end_of_any_file_is_locked(
     path: Path, descriptor: int, windows: list[int], lock: Lock
 ) -> None:
     os.lseek(descriptor, 3, os.SEEK_SET)
@@ -741,7 +743,7 @@ def test_on_windows_a_thread_that_reads_moves_no_lock(
 
 
 @flock
-def test_on_windows_an_archive_that_another_has_locked_is_not_edited(
+def test_on_windows_an_archive_that_another_process_has_locked_is_not_edited(
     archive: Path, windows: list[int]
 ) -> None:
     with another(archive) as other, locking.exclusive(other):

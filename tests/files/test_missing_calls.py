@@ -95,7 +95,7 @@ def missing(
     MISSING[request.param](monkeypatch)
 
 
-def test_a_model_is_saved_and_replaced_as_the_same_bytes(
+def test_without_some_system_calls_a_model_is_saved_and_replaced_as_the_same_bytes(
     archive: Interrupted, missing: None, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.onnxa"
@@ -110,7 +110,7 @@ def test_a_model_is_saved_and_replaced_as_the_same_bytes(
 
 
 @pytest.mark.parametrize("phase", ["log begun", "log complete", "new end begun"])
-def test_an_interrupted_edit_is_rolled_back_to_the_same_bytes(
+def test_without_some_system_calls_an_interrupted_edit_is_rolled_back(
     archive: Interrupted, phase: str, missing: None, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.onnxa"
@@ -119,7 +119,7 @@ def test_an_interrupted_edit_is_rolled_back_to_the_same_bytes(
     assert path.read_bytes() == archive.old
 
 
-def test_a_replacement_that_fails_is_rolled_back_to_the_same_bytes(
+def test_without_some_system_calls_a_failed_replacement_is_rolled_back(
     archive: Interrupted, missing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.onnxa"
@@ -137,7 +137,7 @@ def test_a_replacement_that_fails_is_rolled_back_to_the_same_bytes(
     assert path.read_bytes() == archive.old
 
 
-def test_a_model_with_external_data_is_converted_to_the_same_bytes(
+def test_without_some_system_calls_external_data_is_converted_to_the_same_bytes(
     source: tuple[Path, bytes], missing: None, tmp_path: Path
 ) -> None:
     path, expected = source

@@ -96,7 +96,7 @@ def require_both(path: Path, source: Path, expected: bytes) -> None:
 
 @pytest.mark.usefixtures("clones_or_none")
 @pytest.mark.parametrize("edit", IN_PLACE.values(), ids=IN_PLACE.keys())
-def test_a_mount_point_is_edited_in_its_place(
+def test_a_file_that_is_a_mount_point_is_edited_in_place(
     mount_point: Path, source: Path, edit: Callable[..., None]
 ) -> None:
     inode = source.stat().st_ino
@@ -109,7 +109,7 @@ def test_a_mount_point_is_edited_in_its_place(
 
 @pytest.mark.usefixtures("clones_or_none")
 @pytest.mark.parametrize("edit", WHOLE.values(), ids=WHOLE.keys())
-def test_a_mount_point_is_not_replaced_and_nothing_is_lost(
+def test_a_file_that_is_a_mount_point_is_not_replaced_and_nothing_is_lost(
     mount_point: Path, source: Path, edit: Callable[[Path], object]
 ) -> None:
     before = source.read_bytes()

@@ -166,7 +166,7 @@ def test_a_link_to_an_empty_directory_stays_a_link(tmp_path: Path) -> None:
 @posix
 @pytest.mark.parametrize("mask", [0, 0o002, 0o022, 0o077])
 @pytest.mark.parametrize("parent", [0o700, 0o777, 0o1777, 0o2775])
-def test_a_directory_is_its_users_to_fill_and_gets_the_permissions_of_any_new_one(
+def test_only_its_user_may_fill_a_directory_which_then_gets_the_usual_permissions(
     tmp_path: Path, mask: int, parent: int
 ) -> None:
     tmp_path.chmod(parent)
@@ -257,7 +257,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @posix
 @pytest.mark.parametrize("is_there", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_a_link_in_place_of_the_directory_leads_to_is_untouched(
+def test_the_target_of_a_link_in_place_of_the_directory_is_untouched(
     tmp_path: Path, theirs: Path, is_there: bool, fails: bool
 ) -> None:
     target = tmp_path / "target"
@@ -281,7 +281,9 @@ def test_what_a_link_in_place_of_the_directory_leads_to_is_untouched(
 
 @both_ways
 @pytest.mark.parametrize("fails", [False, True])
-def test_another_directory_of_this_name_stays(tmp_path: Path, theirs: Path, fails: bool) -> None:
+def test_another_directory_that_took_the_name_stays(
+    tmp_path: Path, theirs: Path, fails: bool
+) -> None:
     with pytest.raises((ArchiveError, KeyError)), new_directory(tmp_path / "t") as made:  # noqa: PT012
         exchange(made.path, None)
         theirs.rename(made.path)
@@ -319,7 +321,7 @@ def exchanging(rename: Callable[..., None], path: str, other: Path) -> Callable[
 
 @posix
 @pytest.mark.parametrize("kind", ["link", "file", "full directory", "nothing"])
-def test_what_is_exchanged_before_the_directory_is_opened_is_refused(
+def test_a_directory_that_is_exchanged_before_it_is_opened_is_refused(
     tmp_path: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     before, mkdir = contents(theirs), os.mkdir
@@ -362,7 +364,7 @@ def test_a_directory_of_another_user_is_refused(
 
 
 @posix
-def test_what_is_put_in_place_of_a_moved_file_is_not_moved_back(
+def test_a_file_that_was_put_in_place_of_a_moved_one_is_not_moved_back(
     tmp_path: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = os.rename
@@ -501,7 +503,7 @@ def test_without_lasting_paths_a_temporary_directory_is_where_others_cannot_rena
 
 
 @posix
-def test_what_a_killed_process_left_is_removed_without_following_links(
+def test_the_directory_of_a_killed_process_is_removed_without_following_links(
     tmp_path: Path, theirs: Path
 ) -> None:
     left = tmp_path / "left"

@@ -59,7 +59,7 @@ INSTALL = {
 
 
 @pytest.mark.parametrize(("library", "module", "call"), CALLS, ids=[it[2] for it in CALLS])
-def test_what_needs_a_library_says_how_to_install_it(
+def test_a_function_that_lacks_a_library_says_how_to_install_it(
     library: str, module: str, call: str, archive: Path
 ) -> None:
     code = f"""{REFUSE}
@@ -80,7 +80,7 @@ except ImportError as error:
 
 
 @pytest.mark.parametrize("library", INSTALL)
-def test_everything_else_works_without_it(library: str, archive: Path) -> None:
+def test_other_functions_work_without_an_optional_library(library: str, archive: Path) -> None:
     code = f"""{REFUSE}
 import onnxarchive, onnxarchive.ir, onnxarchive.interop.torch, onnxarchive.interop.netron
 import onnxarchive.interop.run, onnxarchive.cli
@@ -97,7 +97,7 @@ print(onnxarchive.cli.main(["ls", path, "--json"]))
 
 
 @pytest.mark.parametrize(("command", "library"), [("run", "onnxruntime"), ("view", "netron")])
-def test_a_command_says_it_in_one_line_and_ends_with_status_2(
+def test_a_command_that_lacks_a_library_says_so_in_one_line_and_ends_with_status_2(
     command: str, library: str, archive: Path
 ) -> None:
     code = f"""{REFUSE}
@@ -111,7 +111,7 @@ print(main([{command!r}, path]))
     assert status == "2"
 
 
-def test_a_library_that_is_broken_is_told_in_one_line_with_its_reason(
+def test_a_broken_library_is_reported_in_one_line_with_the_reason(
     archive: Path, tmp_path: Path
 ) -> None:
     broken = "raise ImportError('lib.so:\\n\\n  cannot open shared object file')"
@@ -128,7 +128,7 @@ print(main(["run", sys.argv[1]]))
     assert status == "2"
 
 
-def test_other_errors_pass() -> None:
+def test_an_error_that_is_no_missing_library_is_raised_unchanged() -> None:
     with pytest.raises(ValueError, match="of its own"), requires_library("torch", "be imported"):
         raise ValueError("of its own")
 
@@ -177,7 +177,9 @@ def _code(module: Path) -> str:
     return "\n".join(line for line in lines if not line.lstrip().startswith("#"))
 
 
-def test_without_zlib_ng_zlib_computes_the_same_and_the_version_says_so(archive: Path) -> None:
+def test_without_zlib_ng_zlib_computes_the_same_checksums_and_version_names_it(
+    archive: Path,
+) -> None:
     code = f"""{REFUSE}
 import onnxarchive
 from onnxarchive.cli import main

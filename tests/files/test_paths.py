@@ -110,7 +110,7 @@ def _read(root: Root, path: str) -> bytes:
 
 @ways
 @pytest.mark.parametrize("path", ["data.bin", "sub/data.bin", "assets/deep/a"])
-def test_a_file_beneath_is_opened(root: Root, path: str) -> None:
+def test_a_file_below_the_root_is_opened(root: Root, path: str) -> None:
     assert _read(root, path) == INSIDE
 
 
@@ -126,7 +126,7 @@ def test_a_file_beneath_is_opened(root: Root, path: str) -> None:
         ("link", "chain"),
     ],
 )
-def test_a_link_that_stays_beneath_is_followed_however_it_is_written(
+def test_a_link_that_stays_below_the_root_is_followed_however_it_is_written(
     root: Root, top: Path, link: str, target: str
 ) -> None:
     (top / "source" / "chain").symlink_to("sub/data.bin")
@@ -135,7 +135,7 @@ def test_a_link_that_stays_beneath_is_followed_however_it_is_written(
 
 
 @ways
-def test_a_folder_that_is_a_link_is_passed_and_listed_where_it_stays_beneath(
+def test_a_linked_folder_that_stays_below_the_root_is_passed_through_and_listed(
     root: Root, top: Path
 ) -> None:
     (top / "source" / "folder").symlink_to("sub", target_is_directory=True)
@@ -161,7 +161,7 @@ def test_a_link_that_leads_out_is_refused_with_where_it_leads_and_the_remedy(
 
 @ways
 @pytest.mark.parametrize("path", ["..", "../outside/data.bin", "sub/../data.bin", "/etc/hostname"])
-def test_a_path_that_climbs_or_is_absolute_is_none_of_a_root(root: Root, path: str) -> None:
+def test_a_path_that_climbs_or_is_absolute_is_refused(root: Root, path: str) -> None:
     with pytest.raises(ValueError, match="relative path"):
         root.open(path)
     with pytest.raises(ValueError, match="relative path"):
@@ -176,7 +176,9 @@ def test_a_path_that_climbs_or_is_absolute_is_none_of_a_root(root: Root, path: s
         ("data.bin/x", NotADirectoryError),
     ],
 )
-def test_what_is_missing_is_named_in_full(root: Root, path: str, expected: type[OSError]) -> None:
+def test_a_missing_file_is_named_with_its_full_path(
+    root: Root, path: str, expected: type[OSError]
+) -> None:
     with pytest.raises(expected) as caught:
         root.open(path)
     assert caught.value.filename == os.path.join(root.path, path)
@@ -196,7 +198,7 @@ def test_a_path_is_not_cut_off_at_a_nul(root: Root) -> None:
 
 
 @ways
-def test_nothing_stays_open(root: Root, top: Path) -> None:
+def test_opening_and_listing_below_a_root_leave_nothing_open(root: Root, top: Path) -> None:
     (top / "source" / "link").symlink_to("sub/data.bin")
     for path in ("link", "none/x", "data.bin/x", "sub/data.bin"):
         try:
@@ -216,7 +218,7 @@ def test_a_conversion_leaves_its_directory_closed(top: Path, source: str) -> Non
     assert open_below(top) == []
 
 
-def test_a_descriptor_is_not_inherited(root: Root) -> None:
+def test_descriptors_are_not_inherited_by_child_processes(root: Root) -> None:
     descriptor = root.open("data.bin")
     assert not os.get_inheritable(descriptor)
     os.close(descriptor)
@@ -258,7 +260,9 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(root: Root, top: Path) 
 
 
 @pytest.mark.skipif(not hasattr(os, "O_PATH"), reason="macOS lists what it passes")
-def test_a_directory_that_may_not_be_listed_is_passed(own_path: Path, nobody: None) -> None:
+def test_a_directory_that_may_not_be_listed_can_be_passed_through(
+    own_path: Path, nobody: None
+) -> None:
     below = own_path.with_name("sub")
     below.mkdir()
     (below / "data.bin").write_bytes(INSIDE)
@@ -330,7 +334,7 @@ def test_at_no_two_moments_can_a_name_be_exchanged_to_bring_in_bytes_from_outsid
 @pytest.mark.sweep
 @ways
 @pytest.mark.parametrize("name", ["snapshots/0/m.onnx", "snapshots/0/data.bin", "blobs", "blobs/d"])
-def test_nor_in_a_cache_whose_links_are_followed(
+def test_at_no_two_moments_can_a_link_of_a_cache_be_exchanged_to_bring_in_outside_bytes(
     top: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     for cache, directory in (("source/models--a", "source"), ("outside", "outside")):
@@ -459,7 +463,7 @@ def test_no_conversion_has_bytes_from_outside_while_another_process_exchanges_na
 
 @ways
 @pytest.mark.parametrize("size", [0, len(INSIDE) - 1, 2 * len(INSIDE)], ids=str)
-def test_of_a_file_that_changes_its_size_no_other_bytes_are_taken(top: Path, size: int) -> None:
+def test_a_file_that_changes_its_size_gives_its_old_bytes_or_an_error(top: Path, size: int) -> None:
     path = top / "source" / "data.bin"
     with contextlib.ExitStack() as resources:
         source = open_source(Location.of(top / "source"), resources, SourceReader())
@@ -475,7 +479,9 @@ def test_of_a_file_that_changes_its_size_no_other_bytes_are_taken(top: Path, siz
 
 @ways
 @pytest.mark.parametrize("target", ["../moved", "new"])
-def test_what_was_judged_is_read_after_its_path_leads_elsewhere(top: Path, target: str) -> None:
+def test_a_data_file_is_read_as_opened_after_its_path_leads_elsewhere(
+    top: Path, target: str
+) -> None:
     with contextlib.ExitStack() as resources:
         source = open_source(Location.of(top / "source"), resources, SourceReader())
         os.rename(top / "source" / "data.bin", top / "moved")
@@ -494,7 +500,7 @@ def own(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     return tmp_path / "own"
 
 
-def test_an_own_file_is_made_and_opened_again(own: Path) -> None:
+def test_an_own_file_is_made_once_and_then_opened(own: Path) -> None:
     with open(open_own(str(own), 0o600), "wb") as file:
         file.write(b"abc")
     with open(open_own(str(own), 0o666), "r+b") as file:
@@ -503,7 +509,7 @@ def test_an_own_file_is_made_and_opened_again(own: Path) -> None:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_no_link_is_followed_that_takes_the_place_of_an_own_file(
+def test_a_link_in_the_place_of_an_own_file_is_not_followed(
     own: Path, is_there: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = own.with_name("other")

@@ -67,7 +67,7 @@ def test_a_bar_counts_bytes_and_ends_with_the_last(bars: list[Bar]) -> None:
 
 
 @pytest.mark.parametrize("progress", [False, None])
-def test_no_bar_is_shown_unless_asked_for(bars: list[Bar], progress: bool | None) -> None:
+def test_a_progress_bar_is_shown_only_if_asked_for(bars: list[Bar], progress: bool | None) -> None:
     ProgressCounter(progress, 5).add(5)
     assert not bars
 
@@ -157,7 +157,7 @@ def test_a_bar_that_fails_lets_the_bars_of_other_threads_go_on(
 
 @calls
 @pytest.mark.parametrize("kind", [OSError, ValueError, KeyboardInterrupt])
-def test_an_error_of_the_callers_function_ends_the_work_unchanged(
+def test_an_error_of_the_progress_function_is_raised_unchanged(
     path: Path, call: Callable[..., object], kind: type[BaseException]
 ) -> None:
     before = path.read_bytes()

@@ -65,7 +65,7 @@ READING |= {
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("code", [errno.ENODEV, errno.EFBIG])
 @pytest.mark.parametrize("name", sorted(READING))
-def test_what_cannot_be_mapped_is_read_with_the_same_result(
+def test_a_file_that_cannot_be_mapped_is_read_with_the_same_result(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
 ) -> None:
     other = folder.with_name("other")
@@ -79,7 +79,7 @@ def test_what_cannot_be_mapped_is_read_with_the_same_result(
 
 
 @pytest.mark.parametrize(("code", "remedy"), KINDS.items())
-def test_a_map_that_nothing_can_replace_is_an_error_with_file_and_remedy(
+def test_a_refused_map_that_nothing_can_replace_is_an_error_with_file_and_remedy(
     folder: Path, monkeypatch: pytest.MonkeyPatch, code: int, remedy: str
 ) -> None:
     refuse_maps(monkeypatch, code)
@@ -94,7 +94,7 @@ def test_a_map_that_nothing_can_replace_is_an_error_with_file_and_remedy(
         assert "the file cannot be mapped" in str(caught.value)
 
 
-def test_a_copy_of_what_was_truncated_is_refused(
+def test_a_copy_of_a_truncated_file_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refuse_maps(monkeypatch)

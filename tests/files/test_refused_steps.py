@@ -67,7 +67,7 @@ CODES = (errno.EINVAL, errno.EOPNOTSUPP)
 
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("call", WRITES.values(), ids=WRITES.keys())
-def test_a_file_system_that_cannot_sync_is_written_all_the_same(
+def test_a_file_is_written_to_a_file_system_that_cannot_sync(
     archive: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -108,7 +108,7 @@ def test_a_cache_needs_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 # Closing
 
 
-def test_bytes_of_an_extracted_file_that_are_lost_late_are_an_error(
+def test_bytes_of_an_extracted_file_that_are_lost_after_writing_are_an_error(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     close = os.close

@@ -105,7 +105,7 @@ def test_an_error_leaves_the_target_and_nothing_else(
     assert sys.platform != "linux" or open_below(target.parent) == []
 
 
-def test_a_replacement_that_is_forgotten_leaves_nothing(tmp_path: Path) -> None:
+def test_a_replacement_without_references_leaves_nothing(tmp_path: Path) -> None:
     replacement = Replacement(tmp_path / "target")
     assert len(names(tmp_path)) == 1
     del replacement
@@ -169,7 +169,7 @@ def test_the_file_is_synced_before_it_gets_its_name_and_its_directory_after(
 
 
 @posix
-def test_what_another_program_gives_the_name_of_a_new_file_stays(target: Path) -> None:
+def test_a_file_to_which_another_program_gave_the_new_name_stays(target: Path) -> None:
     with Replacement(target, resumes=True):
         (unfinished,) = {*target.parent.iterdir()} - {target}
         unfinished.unlink()
@@ -188,7 +188,7 @@ def test_what_another_program_gives_the_name_of_a_new_file_stays(target: Path) -
 
 @posix
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_link_stays_a_link_and_what_it_leads_to_is_replaced(tmp_path: Path, exists: bool) -> None:
+def test_a_link_stays_a_link_and_its_target_is_replaced(tmp_path: Path, exists: bool) -> None:
     there, link = tmp_path / "there", tmp_path / "link"
     there.mkdir()
     if exists:
@@ -205,7 +205,7 @@ def test_a_link_stays_a_link_and_what_it_leads_to_is_replaced(tmp_path: Path, ex
 
 @posix
 @pytest.mark.parametrize("exists", [True, False])
-def test_a_link_that_is_not_followed_is_replaced_and_what_it_leads_to_stays(
+def test_a_link_that_is_not_followed_is_replaced_and_its_target_stays(
     tmp_path: Path, exists: bool, locked: MappedFile
 ) -> None:
     there, link = tmp_path / "there", tmp_path / "link"
@@ -226,7 +226,7 @@ def test_a_link_that_is_not_followed_is_replaced_and_what_it_leads_to_stays(
 
 
 @posix
-def test_a_link_that_is_not_followed_may_lie_behind_another_one(
+def test_a_link_that_is_not_followed_may_be_reached_through_another_link(
     tmp_path: Path, locked: MappedFile
 ) -> None:
     (tmp_path / "there").mkdir()
@@ -238,7 +238,7 @@ def test_a_link_that_is_not_followed_may_lie_behind_another_one(
 
 
 @posix
-def test_a_link_to_a_directory_is_refused_also_where_it_is_not_followed(
+def test_a_link_to_a_directory_is_refused_even_if_it_is_not_followed(
     tmp_path: Path, locked: MappedFile
 ) -> None:
     (tmp_path / "there").mkdir()
@@ -249,7 +249,7 @@ def test_a_link_to_a_directory_is_refused_also_where_it_is_not_followed(
 
 
 @posix
-def test_another_name_of_the_target_keeps_what_it_was(target: Path) -> None:
+def test_another_name_of_the_target_keeps_the_old_content(target: Path) -> None:
     os.link(target, target.with_name("other"))
     replace(target)
     assert contents(target.parent) == {"other": b"old"} | NEW
@@ -272,7 +272,7 @@ def test_another_name_of_the_target_keeps_what_it_was(target: Path) -> None:
         ("n" * 256, OSError, "too long"),
     ],
 )
-def test_what_cannot_be_a_file_is_refused_as_a_target(
+def test_a_path_that_cannot_be_a_file_is_refused_as_a_target(
     tmp_path: Path, name: str, error: type[OSError], message: str
 ) -> None:
     (tmp_path / "directory").mkdir()
@@ -290,7 +290,7 @@ def test_what_cannot_be_a_file_is_refused_as_a_target(
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="only Linux has /proc")
-def test_a_pipe_that_has_no_path_is_refused_as_one() -> None:
+def test_a_pipe_without_a_path_is_refused_as_a_pipe() -> None:
     reading, writing = os.pipe()
     with (
         open(reading),
@@ -302,7 +302,7 @@ def test_a_pipe_that_has_no_path_is_refused_as_one() -> None:
 
 @posix
 @pytest.mark.parametrize("moment", range(1, 6))
-def test_a_target_that_is_removed_at_any_moment_is_none_of_another_kind(
+def test_a_target_that_is_removed_at_any_moment_is_written(
     target: Path, moment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look, looks = os.stat, iter(range(moment))
@@ -329,7 +329,7 @@ def test_the_longest_name_can_be_written(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("is_locked", [False, True])
-def test_a_relative_path_is_the_one_that_it_was_when_it_was_given(
+def test_a_relative_path_keeps_its_meaning_after_a_change_of_directory(
     tmp_path: Path, is_locked: bool, locked: MappedFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -340,7 +340,7 @@ def test_a_relative_path_is_the_one_that_it_was_when_it_was_given(
     assert contents(tmp_path) == NEW
 
 
-def test_two_at_once_do_not_meet_and_the_last_one_stays(target: Path) -> None:
+def test_two_replacements_at_once_do_not_mix_and_the_last_one_stays(target: Path) -> None:
     first, second = Replacement(target), Replacement(target)
     first.writer.write(b"first")
     second.writer.write(b"second")
@@ -370,7 +370,7 @@ def test_a_committed_file_can_be_had_open_and_locked(target: Path) -> None:
     assert is_free(target)
 
 
-def test_what_is_required_is_looked_at_before_the_rename_while_the_target_is_locked(
+def test_the_requirement_is_checked_before_the_rename_while_the_target_is_locked(
     target: Path,
 ) -> None:
     seen = []
@@ -379,7 +379,7 @@ def test_what_is_required_is_looked_at_before_the_rename_while_the_target_is_loc
     assert is_free(target)
 
 
-def test_what_is_not_as_required_is_not_replaced(target: Path) -> None:
+def test_a_target_that_does_not_meet_the_requirement_is_not_replaced(target: Path) -> None:
     with pytest.raises(ArchiveError, match="expected another one"):
         replace(target, require=Mock(side_effect=ArchiveError("expected another one")))
     assert contents(target.parent) == OLD
@@ -420,7 +420,7 @@ def put_another(path: Path) -> None:
         (Path.unlink, REPLACED),
     ],
 )
-def test_what_is_not_the_file_that_was_written_is_not_renamed(
+def test_a_temporary_file_that_was_changed_or_exchanged_is_not_renamed(
     target: Path, change: Callable[[Path], None], message: str, is_late: bool
 ) -> None:
     replacement = prepared(target)
@@ -453,7 +453,7 @@ def test_on_windows_neither_file_is_open_when_it_is_renamed(
     assert open_below(target.parent) == []
 
 
-def test_a_name_that_is_taken_is_passed_over(
+def test_a_temporary_name_that_is_taken_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What another machine may write in a shared directory, with locks that are not seen here.
@@ -568,7 +568,7 @@ def amid_a_save(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("name", ["model.onnxa", "m" * 255, "a model [1]*.onnxa"])
-def test_what_a_killed_save_leaves_is_removed(tmp_path: Path, name: str) -> None:
+def test_the_file_of_a_killed_save_is_removed(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     with amid_a_save(path) as process:
         process.kill()
@@ -584,7 +584,7 @@ def test_what_a_killed_save_leaves_is_removed(tmp_path: Path, name: str) -> None
     assert caught.value.filename == str(path)
 
 
-def test_what_a_living_process_writes_stays(tmp_path: Path) -> None:
+def test_the_file_of_a_living_process_stays(tmp_path: Path) -> None:
     path = tmp_path / "model.onnxa"
     with amid_a_save(path) as process:
         (left,) = names(tmp_path)
@@ -599,7 +599,7 @@ def test_what_a_living_process_writes_stays(tmp_path: Path) -> None:
     assert path.stat().st_size > 20 << 20
 
 
-def test_what_this_process_writes_stays(tmp_path: Path) -> None:
+def test_the_file_that_this_process_writes_stays(tmp_path: Path) -> None:
     replacement = prepared(tmp_path / "target")
     assert remove_abandoned(tmp_path / "target") == []
     replacement.commit()
@@ -607,7 +607,7 @@ def test_what_this_process_writes_stays(tmp_path: Path) -> None:
 
 
 @posix
-def test_what_is_not_named_as_an_abandoned_file_or_is_none_stays(target: Path) -> None:
+def test_only_files_with_the_name_of_an_abandoned_one_are_removed(target: Path) -> None:
     folder = target.parent
     for name in (
         ".target.onnxarchive-1.tmp.bak",
@@ -638,7 +638,7 @@ def test_what_is_not_named_as_an_abandoned_file_or_is_none_stays(target: Path) -
 
 
 @posix
-def test_what_is_abandoned_is_looked_for_beside_what_a_link_leads_to(
+def test_abandoned_files_are_looked_for_beside_the_target_of_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "there").mkdir()
@@ -650,7 +650,7 @@ def test_what_is_abandoned_is_looked_for_beside_what_a_link_leads_to(
         assert remove_abandoned(name) == [os.path.realpath(left)]
 
 
-def test_in_a_directory_that_is_missing_nothing_is_abandoned_but_an_error(tmp_path: Path) -> None:
+def test_looking_for_abandoned_files_in_a_missing_directory_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         remove_abandoned(tmp_path / "missing" / "target")
 
@@ -665,7 +665,7 @@ def recovered(archive: Path) -> list[str]:
     return [os.path.basename(path) for path in recover(archive).removed]
 
 
-def test_a_killed_process_has_left_what_has_the_name_whatever_reached_the_disk(
+def test_a_file_with_the_name_of_an_abandoned_one_is_removed_whatever_its_content(
     archive: Path,
 ) -> None:
     content = archive.read_bytes()
@@ -678,7 +678,7 @@ def test_a_killed_process_has_left_what_has_the_name_whatever_reached_the_disk(
 
 
 @posix
-def test_another_file_that_took_the_name_of_what_was_abandoned_stays(
+def test_another_file_that_took_the_name_of_an_abandoned_one_stays(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leftover(archive).touch()

@@ -21,7 +21,7 @@ LARGE = 1 << 20
 
 
 @given(st.lists(st.integers(0, 5 * LARGE), max_size=30), st.integers(1, 9))
-def test_every_item_is_worked_on_once_and_what_is_made_comes_in_order(
+def test_every_item_is_worked_on_once_and_results_come_in_order(
     sizes: list[int], jobs: int
 ) -> None:
     done: list[int] = []
@@ -53,7 +53,7 @@ def test_small_items_and_one_job_stay_in_the_callers_thread() -> None:
     assert seen == {threading.get_ident()}
 
 
-def test_the_error_of_the_first_item_is_raised_and_the_others_are_given_up() -> None:
+def test_the_error_of_the_first_failing_item_is_raised_and_later_items_are_given_up() -> None:
     has_failed = threading.Event()
     done: list[int] = []
 
@@ -80,7 +80,9 @@ def test_there_is_a_job_for_each_core_by_default_and_one_at_least() -> None:
 
 
 @pytest.mark.parametrize("jobs", [None, 1, 2, 7])
-def test_an_archive_is_verified_alike_with_any_number_of_jobs(path: Path, jobs: int | None) -> None:
+def test_an_archive_is_verified_with_the_same_result_for_any_number_of_jobs(
+    path: Path, jobs: int | None
+) -> None:
     arrays = (np.full(LARGE // 4, number, np.float32) for number in range(8))
     tensors = (numpy_helper.from_array(it, f"w{number}") for number, it in enumerate(arrays))
     onnxarchive.save(model_of(*tensors), path)
@@ -99,7 +101,7 @@ def test_an_archive_is_verified_alike_with_any_number_of_jobs(path: Path, jobs: 
 # One after another, made ahead
 
 
-def test_the_items_that_come_next_are_worked_on_while_one_is_due() -> None:
+def test_the_next_items_are_worked_on_while_the_caller_works_on_one() -> None:
     has_begun = [threading.Event() for _ in range(4)]
 
     def work(item: int) -> int:
@@ -115,7 +117,7 @@ def test_the_items_that_come_next_are_worked_on_while_one_is_due() -> None:
         assert has_begun[3].wait(timeout=60)
 
 
-def test_no_more_is_ahead_than_the_jobs_and_the_bytes_allow(
+def test_no_more_items_are_worked_on_ahead_than_jobs_and_bytes_allow(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(threads, "AHEAD_SIZE", 10 * LARGE)
@@ -170,7 +172,7 @@ def test_an_error_is_raised_when_its_item_is_due() -> None:
         next(made)
 
 
-def test_what_is_not_begun_is_given_up_and_the_threads_end() -> None:
+def test_items_that_are_not_begun_are_given_up_and_the_threads_end() -> None:
     has_begun, may_go_on = threading.Event(), threading.Event()
     ended: list[int] = []
 
@@ -195,7 +197,7 @@ def test_what_is_not_begun_is_given_up_and_the_threads_end() -> None:
 @pytest.mark.parametrize(
     "message", ["can't start new thread", "cannot schedule new futures after interpreter shutdown"]
 )
-def test_where_no_thread_starts_the_callers_does_all(
+def test_if_no_thread_starts_the_callers_thread_does_all_the_work(
     monkeypatch: pytest.MonkeyPatch, message: str
 ) -> None:
     monkeypatch.setattr(ThreadPoolExecutor, "submit", Mock(side_effect=RuntimeError(message)))
@@ -206,7 +208,7 @@ def test_where_no_thread_starts_the_callers_does_all(
 
 
 @pytest.mark.parametrize("available", [1, 2, 3])
-def test_where_some_threads_start_they_do_the_work(
+def test_if_only_some_threads_start_they_do_all_the_work(
     monkeypatch: pytest.MonkeyPatch, available: int
 ) -> None:
     start = threading.Thread.start

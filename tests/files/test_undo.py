@@ -86,7 +86,7 @@ of_all_offsets = pytest.mark.parametrize("offset", [0, 4, 9])
 
 @of_all_sizes
 @of_all_offsets
-def test_while_an_end_is_written_the_file_ends_with_these_bytes(
+def test_while_a_new_end_is_written_the_file_ends_with_an_undo_log(
     path: Path, offset: int, size: int
 ) -> None:
     found = []
@@ -102,7 +102,7 @@ def test_while_an_end_is_written_the_file_ends_with_these_bytes(
     assert path.read_bytes() == OLD[:offset] + b"x" * size
 
 
-def test_a_log_is_these_bytes(path: Path) -> None:
+def test_an_undo_log_has_exactly_the_expected_bytes(path: Path) -> None:
     found = interrupt(path, lambda path: change(path, 7, b"new end"))
     assert found.log == bytes.fromhex(GOLDEN)
 
@@ -133,7 +133,7 @@ def test_an_edit_that_fails_is_rolled_back(
         (b"xxxxxx", "the bytes to write go beyond offset 9"),
     ],
 )
-def test_an_end_of_another_size_than_was_said_is_rolled_back(
+def test_an_end_of_another_size_than_announced_is_rolled_back(
     path: Path, written: bytes, message: str
 ) -> None:
     with MappedFile(path, is_writable=True) as file, pytest.raises(ArchiveError, match=message):
@@ -198,7 +198,7 @@ def require_none(path: Path, content: bytes) -> None:
         assert undo.find_torn(file, 4, len(OLD)) is None
 
 
-def test_a_log_with_another_bit_is_none(path: Path) -> None:
+def test_a_log_with_a_flipped_bit_is_not_taken_for_one(path: Path) -> None:
     complete = logged(OLD, 4)
     for at, bit in itertools.product(range(len(complete)), range(8)):
         changed = bytearray(complete)
@@ -207,7 +207,7 @@ def test_a_log_with_another_bit_is_none(path: Path) -> None:
             require_none(path, OLD + changed)
 
 
-def test_a_log_of_impossible_offsets_is_none(path: Path) -> None:
+def test_a_log_with_impossible_offsets_is_not_taken_for_one(path: Path) -> None:
     copy = inverted(OLD[4:])
     assert OLD + copy + trailer(copy, 4, 10) == OLD + logged(OLD, 4)
     for offset, old_size in (
@@ -226,7 +226,7 @@ def test_a_log_of_impossible_offsets_is_none(path: Path) -> None:
         require_none(path, OLD + copy + trailer(copy, offset, old_size))
 
 
-def test_a_log_of_another_kind_is_none(path: Path) -> None:
+def test_a_log_of_another_version_or_kind_is_not_taken_for_one(path: Path) -> None:
     copy = inverted(OLD[4:])
     for content in (
         OLD + copy + trailer(copy, 4, 10, magic=b"onnxa undo log 2"),
@@ -384,7 +384,7 @@ def test_a_log_that_is_cut_off_at_any_byte_is_refused_and_the_file_left_as_it_is
             require_left(path)
 
 
-def test_an_interrupted_edit_is_refused_to_readers_who_are_told_what_to_do(
+def test_readers_refuse_an_interrupted_edit_and_say_what_to_do(
     path: Path, archive: Interrupted
 ) -> None:
     for content in archive.states.values():
@@ -637,7 +637,7 @@ def little_reading(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @sparse
 @pytest.mark.usefixtures("little_reading")
-def test_a_hole_behind_an_archive_is_an_edit_that_was_interrupted_and_is_not_read(
+def test_a_hole_after_an_archive_is_an_interrupted_edit_and_is_not_read(
     path: Path, archive: Interrupted
 ) -> None:
     path.write_bytes(archive.old)
@@ -651,7 +651,7 @@ def test_a_hole_behind_an_archive_is_an_edit_that_was_interrupted_and_is_not_rea
 
 @sparse
 @pytest.mark.usefixtures("little_reading")
-def test_a_log_that_is_torn_is_found_behind_a_hole_and_what_follows_other_bytes_is_none(
+def test_a_torn_log_is_found_after_a_hole_and_not_after_other_bytes(
     path: Path, archive: Interrupted
 ) -> None:
     torn = archive.log[: len(archive.log) // 2]
@@ -679,7 +679,7 @@ def require_refused_unread(path: Path) -> None:
 
 @sparse
 @pytest.mark.usefixtures("little_reading")
-def test_a_log_of_a_larger_end_than_archives_have_is_none_and_is_not_read(path: Path) -> None:
+def test_a_log_of_a_larger_end_than_archives_have_is_neither_used_nor_read(path: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(2 * TIB)
         file.seek(0, os.SEEK_END)
@@ -729,7 +729,7 @@ def test_no_zip_reader_finds_an_entry_in_a_log(path: Path, zip_reader: Reader) -
     assert begun | complete <= new
 
 
-def test_a_copy_that_is_not_inverted_would_be_found(path: Path) -> None:
+def test_zipfile_would_find_a_copy_that_is_not_inverted(path: Path) -> None:
     content = saved(documented_model("old"))
     for log, is_found in (
         (content, True),

@@ -617,14 +617,18 @@ def test_runner_compares_entries_of_a_reader_that_is_not_finished() -> None:
         ("cat {archive}", ["--json", os.path.join("no", "such", "file")], "--json: "),
     ],
 )
-def test_runner_called_wrongly_says_so(reader: str, arguments: list[str], message: str) -> None:
+def test_runner_says_when_it_is_called_wrongly(
+    reader: str, arguments: list[str], message: str
+) -> None:
     done = run_suite(reader, "--no-large", *arguments)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_a_command_is_cut_into_words_as_the_system_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_is_split_into_words_as_the_system_does_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     words = ["a", "b c", "d e", "{archive}"]
     assert runner.words_of("a 'b c' d\\ e {archive}") == words
     monkeypatch.setattr(os, "name", "nt")
@@ -684,9 +688,7 @@ def test_large_vectors_are_kept_until_their_recipes_change(
     assert run_fake(fake_recipe, built).stderr == ""
 
 
-def test_large_vectors_that_were_not_made_to_the_end_are_not_kept(
-    fake_recipe: Path, tmp_path: Path
-) -> None:
+def test_incomplete_large_vectors_are_not_kept(fake_recipe: Path, tmp_path: Path) -> None:
     built = tmp_path / "built"
     assert run_fake(fake_recipe, built).returncode == 0
     before = (fake_recipe / "conformance" / "make" / "__main__.py").read_text()
@@ -702,7 +704,7 @@ def test_large_vectors_that_were_not_made_to_the_end_are_not_kept(
     assert "passed over: big: 1\n" in run_fake(fake_recipe, built).stdout
 
 
-def test_a_place_for_large_vectors_that_is_none_is_told_in_a_line(
+def test_a_folder_for_large_vectors_that_cannot_be_made_is_reported_in_one_line(
     fake_recipe: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -741,7 +743,7 @@ def sleepers(tmp_path: Path) -> Iterator[Callable[[], list[int]]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_interrupted_the_runner_ends_in_a_line_with_all_readers(
+def test_an_interrupted_runner_prints_one_line_and_ends_all_readers(
     tmp_path: Path, sleepers: Callable[[], list[int]]
 ) -> None:
     reader = scripted(tmp_path, SLEEPER.format(log=str(tmp_path / "processes")))
@@ -756,7 +758,7 @@ def test_interrupted_the_runner_ends_in_a_line_with_all_readers(
 
 @pytest.mark.tool
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_a_reader_that_takes_too_long_ends_with_what_it_started(
+def test_a_reader_that_takes_too_long_is_ended_with_its_child_processes(
     tmp_path: Path, sleepers: Callable[[], list[int]]
 ) -> None:
     reader = scripted(tmp_path, SLEEPER.format(log=str(tmp_path / "processes")))

@@ -71,7 +71,7 @@ def test_a_reader_finds_what_the_library_finds(
     record_property("archives read by other tools", found.archives)
 
 
-def test_the_archives_made_are_the_same_every_time(tmp_path: Path) -> None:
+def test_the_archives_to_compare_are_the_same_every_time(tmp_path: Path) -> None:
     folders = [tmp_path / "once", tmp_path / "again"]
     for folder in folders:
         folder.mkdir()
@@ -81,7 +81,7 @@ def test_the_archives_made_are_the_same_every_time(tmp_path: Path) -> None:
     assert once == again
 
 
-def test_the_archives_made_are_worth_a_look(tmp_path: Path) -> None:
+def test_the_archives_to_compare_have_empty_and_unusual_entries(tmp_path: Path) -> None:
     made = [accepted(path) for path in make_archives(tmp_path)]
     assert min(len(archive.entries) for archive in made) == 1
     entries = [entry for archive in made for entry in archive.entries]
@@ -142,7 +142,7 @@ def test_a_damaged_byte_is_reported(some: Accepted, zip_reader: Reader, tmp_path
     assert compare(zip_reader, [some], tmp_path).differences != []
 
 
-def test_another_name_is_reported_by_those_who_read_it(
+def test_another_name_in_a_header_is_reported_for_readers_of_that_header(
     some: Accepted, zip_reader: Reader, tmp_path: Path
 ) -> None:
     header, directory, rest = some.path.read_bytes().split(b"assets/file")
@@ -204,7 +204,7 @@ def test_every_kind_of_difference_is_reported(found: list[Extracted], reported: 
     assert reported in line
 
 
-def test_another_order_is_reported() -> None:
+def test_another_order_of_entries_is_reported() -> None:
     other = dataclasses.replace(ENTRY, name="other")
     assert list(differences(READERS["zipfile"], [ENTRY, other], [other, ENTRY])) != []
 
@@ -212,7 +212,9 @@ def test_another_order_is_reported() -> None:
 # Stated limits of readers
 
 
-def test_a_reader_shows_no_crc32_if_that_is_said_of_it(zip_reader: Reader, tmp_path: Path) -> None:
+def test_a_reader_that_is_said_to_show_no_crc32_shows_none(
+    zip_reader: Reader, tmp_path: Path
+) -> None:
     archive = saved(tmp_path / "model.onnxa", {"file": b"some data", "nothing": b""})
     found = {entry.crc32 for entry in zip_reader.read(archive.path, tmp_path)}
     if zip_reader.hides_crc32 is None:

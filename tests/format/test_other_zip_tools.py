@@ -68,7 +68,7 @@ def archive(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 # What the tools say
 
 
-def test_what_the_archives_hold_is_worth_a_look(archive: Saved) -> None:
+def test_the_archives_to_unzip_have_empty_and_unusual_entries(archive: Saved) -> None:
     names = list(archive.contents)
     assert names[0] == "layer_0_weight"
     assert names[-1] == "__MODEL_PROTO"

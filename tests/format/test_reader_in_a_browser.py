@@ -42,7 +42,7 @@ def show(browser: Any, *, address: str = "", file: Path | None = None, full: boo
     return verdict(browser)
 
 
-def test_an_archive_behind_a_url_is_opened_by_its_end_and_its_model(
+def test_an_archive_at_a_url_is_opened_by_requests_for_its_end_and_its_model(
     browser: Any, url: str, web: WebServer
 ) -> None:
     browser.get(f"{url}/{PAGE}")
@@ -58,7 +58,7 @@ def test_an_archive_behind_a_url_is_opened_by_its_end_and_its_model(
     assert 65_633 < web.nbytes < 65_633 + 1_000 < size
 
 
-def test_an_archive_behind_a_url_is_refused_by_its_rule(browser: Any, url: str) -> None:
+def test_an_archive_at_a_url_is_refused_with_the_broken_rule(browser: Any, url: str) -> None:
     browser.get(f"{url}/{PAGE}")
     assert show(browser, address=f"{url}/vectors/crc.onnxa") == "Accepted"
     browser.get(f"{url}/{PAGE}")

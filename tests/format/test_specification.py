@@ -64,7 +64,7 @@ def code(cell: str) -> str:
 # Rules
 
 
-def test_every_rule_stands_in_the_text_exactly_once_in_bold_and_no_other_id() -> None:
+def test_every_rule_is_in_the_text_exactly_once_in_bold_and_no_other_id_is() -> None:
     assert sorted(BOLD_RULE.findall(TEXT)) == sorted(rules())
     assert set(RULE.findall(TEXT)) <= set(rules())
 
@@ -74,12 +74,12 @@ def test_rule_is_a_paragraph_that_says_must(rule: str) -> None:
     assert "MUST" in rule_paragraph(rule)
 
 
-def test_must_stands_in_rules_only() -> None:
+def test_must_is_used_in_rules_only() -> None:
     words = re.compile(r'(?<!")\b(MUST|SHALL|REQUIRED)\b')
     assert [p for p in PARAGRAPHS if words.search(p) and not BOLD_RULE.match(p)] == []
 
 
-def test_stages_are_those_of_the_rules() -> None:
+def test_table_of_stages_has_the_stages_of_the_rules() -> None:
     rows = table("Stage", "What a reader has read by then", "Rules")
     stages = {rule: stage for stage, _, listed in rows for rule in listed.split(", ")}
     assert stages == {rule.id: rule.seen for rule in rules().values()}
@@ -101,7 +101,7 @@ def test_stages_are_those_of_the_rules() -> None:
         ("TENSOR-2", [dtypes.MAX_RANK]),
     ],
 )
-def test_limits_stand_in_their_rule(rule: str, numbers: list[int]) -> None:
+def test_limits_of_the_code_are_in_their_rule(rule: str, numbers: list[int]) -> None:
     found = re.findall(r"[0-9][0-9,]*[0-9]", rule_paragraph(rule))
     assert {f"{number:,}" for number in numbers} <= set(found)
 
@@ -114,7 +114,7 @@ def test_limits_stand_in_their_rule(rule: str, numbers: list[int]) -> None:
         f"reads the last {end_records.SEARCHED_SIZE:,} bytes",
     ],
 )
-def test_number_stands_in_the_text(sentence: str) -> None:
+def test_number_of_the_code_is_in_the_text(sentence: str) -> None:
     assert sentence in re.sub(r"\s+", " ", TEXT)
 
 
@@ -203,7 +203,7 @@ def message_rows(text: str) -> dict[tuple[str, ...], set[int]]:
     return rows
 
 
-def test_messages_are_those_of_onnx() -> None:
+def test_messages_in_the_text_are_those_of_onnx() -> None:
     text = (SPEC / "messages.csv").read_text(encoding="utf-8")
     (version,) = re.findall(r"\*\*onnx\.proto\*\*: ONNX ([0-9]+\.[0-9]+),", TEXT)
     if onnx.__version__.startswith(f"{version}."):
@@ -311,7 +311,7 @@ def test_steps_of_the_text_give_normalization_form_c() -> None:
 # Tensors
 
 
-def test_data_types_are_those_of_the_code() -> None:
+def test_data_types_in_the_text_are_those_of_the_code() -> None:
     rows = table("Number", "Name", "Bits", "Element bytes", "Element")
     listed = [(int(number), name, int(bits), int(size)) for number, name, bits, size, _ in rows]
     assert listed == [
@@ -320,7 +320,7 @@ def test_data_types_are_those_of_the_code() -> None:
     ]
 
 
-def test_sizes_are_those_of_the_code() -> None:
+def test_sizes_in_the_text_are_those_of_the_code() -> None:
     by_name = {data_type.name: data_type for data_type in dtypes.BY_NUMBER.values()}
     for name, dims, size, unused in table("Data type", "dims", "Size", "Unused bits"):
         shape = json.loads(code(dims))
@@ -351,7 +351,7 @@ WALK = {
 }
 
 
-def test_places_of_tensors_are_those_of_onnx() -> None:
+def test_places_of_tensors_in_the_text_are_those_of_onnx() -> None:
     ways = {*WALK, "TensorProto"}
     pending: list[Any] = [onnx.ModelProto.DESCRIPTOR]
     seen: set[str] = set()
@@ -393,7 +393,7 @@ def walked(message: Any, path: walking.Path) -> Iterator[walking.Path]:
             yield from walked(child, (*path, (field, None)))
 
 
-def test_walk_is_that_of_the_code() -> None:
+def test_order_of_tensors_in_the_text_is_that_of_the_code() -> None:
     model = onnx.ModelProto()
     fill(model, depth=6)
     expected = list(walked(model, ()))
@@ -404,7 +404,7 @@ def test_walk_is_that_of_the_code() -> None:
 # Keys
 
 
-def test_keys_are_those_of_the_code() -> None:
+def test_keys_in_the_text_are_those_of_the_code() -> None:
     derived = keys.Keys()
     for name, key in table("Tensor", "Key"):
         assert derived.assign(json.loads(code(name))) == code(key)
@@ -476,7 +476,9 @@ NAMED = {"A.1": "example", "A.2": "example-of-two-models"}
 
 
 @pytest.mark.parametrize("section", EXAMPLES)
-def test_example_is_what_is_written_read_and_unzipped(section: str, tmp_path: Path) -> None:
+def test_example_in_the_text_is_what_is_written_read_and_unzipped(
+    section: str, tmp_path: Path
+) -> None:
     example, path = EXAMPLES[section], tmp_path / "example.onnxa"
     models = MODELS if section == "A.2" else {"": MODELS[""]}
     further = {id: model for id, model in models.items() if id}

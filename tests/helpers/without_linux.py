@@ -32,17 +32,17 @@ _PROC = "/proc leads to open files"
 _LOCKS = "the programs that the test starts have other locks"
 # Why tests are skipped, by a part of their names.
 NOT_WITHOUT = {
-    "test_a_list_of_nfs_that_names_users_leaves_the_new_file_to_its_owner": _ACL,
+    "test_an_nfs_acl_that_names_users_leaves_the_new_file_to_its_owner": _ACL,
     "acl_that_masks": _ACL,
     "touches_nothing_where_a_link_leads": _PROC,
     "test_a_file_says_where_it_was_opened_and_where_it_is_by_now": _PROC,
-    "test_a_pipe_that_has_no_path_is_refused_as_one": _PROC,
+    "test_a_pipe_without_a_path_is_refused_as_a_pipe": _PROC,
     "test_a_temporary_directory_is_found_and_removed_when_its_name_leads_elsewhere": _PROC,
     "test_the_types_of_file_systems_are_read_from_the_table_of_mounts": _PROC,
     "test_an_edit_in_an_append_only_directory_makes_no_name": "a flag that ioctl reads",
     "test_fifty_killed_writers_leave_one_temporary_file": _LOCKS,
     "test_the_lock_of_a_process_that_is_killed_is_free": _LOCKS,
-    "test_what_a_living_process_writes_stays": _LOCKS,
+    "test_the_file_of_a_living_process_stays": _LOCKS,
     "test_writers_at_once_lose_nothing_of_one_another": _LOCKS,
 }
 
