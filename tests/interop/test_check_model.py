@@ -47,7 +47,7 @@ def _fault(findings: list[Finding]) -> str:
     return finding.message
 
 
-def test_a_directory_that_nobody_may_write_to_will_do(archive: Path) -> None:
+def test_a_model_is_checked_in_a_directory_that_nobody_may_write_to(archive: Path) -> None:
     before = os.stat(archive.parent).st_mtime_ns
     archive.parent.chmod(0o555)  # which does not keep root from it
     try:
@@ -59,7 +59,7 @@ def test_a_directory_that_nobody_may_write_to_will_do(archive: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [os.link, os.symlink], ids=["a hard link", "a symbolic link"])
-def test_an_archive_of_several_names_will_do(archive: Path, make: Any) -> None:
+def test_a_model_is_checked_in_an_archive_with_several_names(archive: Path, make: Any) -> None:
     other = archive.parent.with_name("other.onnxa")
     make(archive, other)
     assert check_model(other, full_check=True) == []
@@ -80,7 +80,7 @@ def test_shapes_that_do_not_fit_are_found_by_a_full_check(path: Path) -> None:
     assert "MatMul" in _fault(check_model(path, full_check=True))
 
 
-def test_the_options_are_onnx_s_own() -> None:
+def test_check_model_has_the_options_of_onnx() -> None:
     def options(function: Callable[..., object]) -> list[tuple[str, object]]:
         return [(it.name, it.default) for it in inspect.signature(function).parameters.values()][1:]
 
@@ -89,7 +89,7 @@ def test_the_options_are_onnx_s_own() -> None:
     assert ours == options(onnx.checker.check_model)
 
 
-def test_an_operator_of_the_user_s_is_unknown_if_that_is_asked(path: Path) -> None:
+def test_a_custom_operator_is_a_fault_only_if_asked_for(path: Path) -> None:
     model = runnable_model()
     model.opset_import.add(domain="mine", version=1)
     model.graph.node.add(op_type="Mine", domain="mine", input=["y"], output=["z"])
@@ -99,7 +99,7 @@ def test_an_operator_of_the_user_s_is_unknown_if_that_is_asked(path: Path) -> No
 
 
 @pytest.mark.parametrize("full_check", [False, True])
-def test_shapes_are_seen_wherever_they_are_stored(path: Path, full_check: bool) -> None:
+def test_shapes_are_checked_wherever_they_are_stored(path: Path, full_check: bool) -> None:
     dims = ", ".join(["1"] * 199)
     model = text_model(f"g () => (float[{dims}, 300] y) {{ y = Expand(c, shape) }}")
     shape = numpy_helper.from_array(np.ones(200, np.int64), "value")
@@ -131,7 +131,7 @@ def test_indices_of_sparse_tensors_are_checked(path: Path, count: int) -> None:
     assert "index" in _fault(check_model(path))
 
 
-def test_damage_of_what_is_looked_at_is_found_and_of_weights_not(path: Path) -> None:
+def test_damage_of_shapes_is_found_and_damage_of_weights_is_not(path: Path) -> None:
     shape = numpy_helper.from_array(np.ones(200, np.int64), "shape")
     onnxarchive.save(model_of(shape, raw_tensor("w", dims=(300,))), path)
     offsets = [entry_of(path, name).data_offset for name in ("w", "shape")]
@@ -142,7 +142,7 @@ def test_damage_of_what_is_looked_at_is_found_and_of_weights_not(path: Path) -> 
         check_model(path)
 
 
-def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+def test_check_model_refuses_a_file_that_is_no_archive(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(runnable_model().SerializeToString())
     with pytest.raises(ArchiveFormatError, match=r"m\.onnx"):
         check_model(tmp_path / "m.onnx")
@@ -159,7 +159,7 @@ def test_a_model_too_large_without_its_weights_is_refused(
         check_model(path)
 
 
-def test_attributes_are_those_of_the_model(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attributes_stored_outside_are_checked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proto, "SIZE_LIMIT", 10_000)  # the large tensor stays outside
     model = runnable_model()
     large = raw_tensor("large", dims=(4000,))

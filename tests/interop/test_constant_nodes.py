@@ -125,7 +125,7 @@ def plain_outputs(model: onnx.ModelProto | Path) -> list[bytes]:
 
 @pytest.mark.parametrize("is_in_memory", [False, True])
 @pytest.mark.parametrize("make", MAKERS, ids=lambda it: it.__name__)
-def test_a_session_gives_the_bits_of_the_model(
+def test_a_session_with_constants_gives_the_bits_of_the_model(
     path: Path, make: Callable[[], onnx.ModelProto], is_in_memory: bool
 ) -> None:
     for convert_attribute in (False, True):
@@ -175,7 +175,7 @@ def test_links_and_exports_of_constants_are_read_by_onnx(
 
 
 @pytest.mark.sweep
-def test_a_session_of_constants_outside_keeps_no_copy_and_one_of_tensors_inside_a_single_one(
+def test_a_session_copies_no_constants_outside_the_model_and_copies_those_inside_once(
     tmp_path: Path,
 ) -> None:
     rows = 48 * MIB // 4 // WIDTH  # malloc returns blocks of 32 MiB and more to the system
@@ -197,7 +197,7 @@ def test_a_session_of_constants_outside_keeps_no_copy_and_one_of_tensors_inside_
     assert outside < 4 * MIB
 
 
-def test_other_providers_get_the_same_model_and_none_of_an_edited_archive(path: Path) -> None:
+def test_a_session_gets_other_providers_unless_its_archive_was_edited(path: Path) -> None:
     onnxarchive.save(in_graph(), path)
     session = onnxarchive.session(path, providers=CPU, prepack=False)
     expected = outputs(session)

@@ -167,7 +167,7 @@ def path(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("open", [Path, onnxarchive.open, Path.read_bytes])
-def test_every_node_runs_on_the_device_whatever_the_session_is_made_of(
+def test_every_node_runs_on_the_device_for_every_source_of_a_session(
     provider: str, path: Path, open: Callable[[Path], Any]
 ) -> None:
     source = open(path)

@@ -146,7 +146,7 @@ def test_initializers_of_one_name_get_no_packed_weights(tmp_path: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "index",
 )
-def test_an_index_of_more_than_a_weight_may_have_is_named_and_not_used(
+def test_a_malformed_or_too_large_index_is_named_and_not_used(
     tmp_path: Path, packed: Mapping[str, Any], says: str
 ) -> None:
     path = saved(tmp_path / "m.onnxa", [WEIGHT], {"w": item(packed)})
@@ -155,14 +155,16 @@ def test_an_index_of_more_than_a_weight_may_have_is_named_and_not_used(
 
 
 @pytest.mark.parametrize("packed", [forms(MAX_FORMS), forms(1, MAX_BUFFERS), forms(MAX_FORMS, 0)])
-def test_as_much_as_a_weight_may_have_is_used(tmp_path: Path, packed: Mapping[str, Any]) -> None:
+def test_an_index_of_the_largest_allowed_size_is_used(
+    tmp_path: Path, packed: Mapping[str, Any]
+) -> None:
     path = saved(tmp_path / "m.onnxa", [WEIGHT], {"w": item(packed)})
     assert pairs_of(path) == {"w": [f"prepacked_{index}" for index in range(len(packed))]}
 
 
 @pytest.mark.parametrize("count", [MAX_FORMS, 2000])
 @pytest.mark.parametrize("cost", [steps, peak])
-def test_forms_and_initializers_of_one_name_cost_no_product(
+def test_forms_and_initializers_of_one_name_cost_their_sum_and_not_their_product(
     tmp_path: Path, count: int, cost: Callable[[Callable[[], object]], int]
 ) -> None:
     def hostile(names: int, number: int) -> Callable[[], object]:
@@ -173,7 +175,7 @@ def test_forms_and_initializers_of_one_name_cost_no_product(
 
 
 @pytest.mark.parametrize("cost", [steps, peak])
-def test_a_link_of_many_packed_weights_costs_in_proportion(
+def test_the_cost_of_a_link_is_in_proportion_to_its_packed_weights(
     tmp_path: Path, cost: Callable[[Callable[[], object]], int]
 ) -> None:
     def cost_of(count: int) -> int:
@@ -227,7 +229,7 @@ def test_indexes_are_in_memory_one_at_a_time(tmp_path: Path) -> None:
     assert memory(6) < 1.3 * memory(2)
 
 
-def test_sets_and_initializers_cost_an_edit_no_product(tmp_path: Path) -> None:
+def test_sets_and_initializers_cost_an_edit_their_sum_and_not_their_product(tmp_path: Path) -> None:
     def edited(sets: int, initializers: int) -> Callable[[], object]:
         tensors = [named(f"w{number}") for number in range(initializers)]
         path = saved(tmp_path / f"{sets} {initializers}.onnxa", tensors, {})
@@ -237,7 +239,7 @@ def test_sets_and_initializers_cost_an_edit_no_product(tmp_path: Path) -> None:
     require_sum(edited, (1, 40), (1, 40))
 
 
-def test_models_and_sets_cost_an_edit_no_product(tmp_path: Path) -> None:
+def test_models_and_sets_cost_an_edit_their_sum_and_not_their_product(tmp_path: Path) -> None:
     def edited(sets: int, models: int) -> Callable[[], object]:
         path = tmp_path / f"{sets} {models}.onnxa"
         path.unlink(missing_ok=True)
@@ -249,7 +251,9 @@ def test_models_and_sets_cost_an_edit_no_product(tmp_path: Path) -> None:
     require_sum(edited, (1, 80), (1, 80))
 
 
-def test_sets_and_models_with_the_same_weight_cost_links_no_product(tmp_path: Path) -> None:
+def test_sets_and_models_with_one_weight_cost_links_their_sum_and_not_their_product(
+    tmp_path: Path,
+) -> None:
     """Also if no set of a later version has a buffer, so that each of them is read."""
 
     def linked(sets: int, models: int) -> Callable[[], object]:

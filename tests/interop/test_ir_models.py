@@ -266,7 +266,7 @@ print(growth(lambda: onnxarchive.save(model, sys.argv[1] + "a", progress=sample)
 # Odd ones
 
 
-def test_what_is_no_model_is_a_type_error(path: Path) -> None:
+def test_an_object_that_is_no_model_is_a_type_error(path: Path) -> None:
     wrongs: list[Any] = [ir.from_proto(runnable_model()).graph, b"bytes", None]
     for wrong in wrongs:
         with pytest.raises(TypeError, match="ModelProto"):

@@ -106,7 +106,7 @@ def test_a_link_is_small_and_points_into_the_archive(archive: Path, link: Path) 
     "ways", [{}, {"size_threshold": 0, "convert_attribute": True}, {"alignment": 4096}]
 )
 @pytest.mark.parametrize("make", [full_model, lambda: nested_model(30, raw_tensor("w", 1, (300,)))])
-def test_onnx_reads_from_a_link_tensors_wherever_they_stand(
+def test_onnx_reads_tensors_of_every_place_from_a_link(
     path: Path, ways: dict[str, Any], make: Any
 ) -> None:
     onnxarchive.save(make(), path, **ways)
@@ -129,7 +129,7 @@ def test_onnx_ir_reads_a_link(link: Path) -> None:
     assert weight.tobytes() == runnable_model().graph.initializer[0].raw_data
 
 
-def test_what_is_loaded_from_a_link_is_saved_and_linked_again(link: Path, tmp_path: Path) -> None:
+def test_a_model_loaded_from_a_link_is_saved_and_linked_again(link: Path, tmp_path: Path) -> None:
     model = onnx.load(link)
     model.metadata_props.add(key=KEY, value="a second one")
     onnxarchive.save(model, tmp_path / "again.onnxa")
@@ -174,14 +174,18 @@ def test_the_archive_may_lie_below_the_link(archive: Path, tmp_path: Path) -> No
     assert run_model(link, x=X)
 
 
-def test_relative_paths_do(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_is_written_and_checked_by_relative_paths(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(archive.parent)
     onnxarchive.link(archive.name, "link.onnx")
     require_link("link.onnx")
     assert onnxarchive.check_link("link.onnx", archive.name) == []
 
 
-def test_a_link_elsewhere_is_refused(archive: Path, tmp_path: Path) -> None:
+def test_a_link_that_is_not_in_or_above_the_folder_of_the_archive_is_refused(
+    archive: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     other.mkdir()
     message = rf"ONNX allows no '\.\.'.*write the link to {os.path.realpath(archive.parent)}"
@@ -373,7 +377,7 @@ def test_a_link_fits_its_archive(archive: Path, link: Path) -> None:
     assert onnxarchive.check_link(moved / link.name) == []
 
 
-def test_it_does_not_fit_when_the_archive_is_gone(archive: Path, link: Path) -> None:
+def test_a_link_does_not_fit_when_its_archive_is_gone(archive: Path, link: Path) -> None:
     os.rename(archive, archive.with_name("renamed.onnxa"))
     (message,) = messages(link)
     assert message == f"the archive {archive} does not exist"
@@ -405,7 +409,7 @@ CHANGES: dict[str, tuple[Callable[[onnx.ModelProto], object], dict[str, Any], bo
 
 
 @pytest.mark.parametrize(("change", "options", "fits"), CHANGES.values(), ids=CHANGES.keys())
-def test_a_change_of_the_archive_is_found_as_far_as_it_concerns_the_model(
+def test_a_change_of_the_archive_is_found_if_it_concerns_the_linked_model(
     archive: Path, link: Path, change: Callable[..., object], options: dict[str, Any], fits: bool
 ) -> None:
     model = runnable_model()
@@ -493,7 +497,7 @@ def test_a_tensor_that_the_link_holds_itself_fits(link: Path) -> None:
         onnxarchive.check_link(link)
 
 
-def test_what_is_no_link_is_refused(archive: Path, link: Path) -> None:
+def test_a_file_that_is_no_link_is_refused(archive: Path, link: Path) -> None:
     contents = {"serialized ModelProto": b"no model", "one graph, found 2": link.read_bytes() * 2}
     for message, content in contents.items():
         link.write_bytes(content)
@@ -590,7 +594,7 @@ def test_a_broken_archive_is_refused(archive: Path, link: Path) -> None:
         onnxarchive.check_link(link)
 
 
-def test_the_mark_is_what_the_documentation_says(archive: Path, link: Path) -> None:
+def test_the_fingerprint_of_a_link_is_as_documented(archive: Path, link: Path) -> None:
     data = runnable_model().graph.initializer[0].raw_data
     with zipfile.ZipFile(archive) as unzipped:
         model = unzipped.getinfo("__MODEL_PROTO").CRC
@@ -600,7 +604,7 @@ def test_the_mark_is_what_the_documentation_says(archive: Path, link: Path) -> N
     assert pair.value == hashlib.sha256(lines.encode()).hexdigest()
 
 
-def test_what_may_give_a_shape_stays_in_the_link(path: Path) -> None:
+def test_tensors_that_may_give_a_shape_stay_in_the_link(path: Path) -> None:
     """It is small, or a vector of indices that is short."""
     arrays: dict[str, np.ndarray[Any, Any]] = {
         "held small": np.zeros(255, np.float32),
@@ -622,7 +626,7 @@ def test_what_may_give_a_shape_stays_in_the_link(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "ways"), [(8191, {}), (8192, {"size_threshold": (1 << 16) + 1})])
-def test_the_parts_of_a_split_are_seen_where_the_documentation_says(
+def test_a_link_with_the_sizes_of_a_split_runs_as_documented(
     path: Path, count: int, ways: dict[str, Any]
 ) -> None:
     parts, last = ", ".join(f"y{it}" for it in range(count)), f"y{count - 1}"
@@ -640,7 +644,7 @@ def test_the_parts_of_a_split_are_seen_where_the_documentation_says(
     "location",
     ["/etc/passwd", "../m.onnxa", "x/../m.onnxa", "m.onnxa\0", "x\\m.onnxa", "link/m.onnxa"],
 )
-def test_a_location_elsewhere_is_found_and_not_opened(
+def test_a_location_outside_the_folder_of_a_link_is_found_and_not_opened(
     archive: Path, link: Path, location: str
 ) -> None:
     (archive.parent / "link").symlink_to(archive.parent.parent)

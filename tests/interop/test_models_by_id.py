@@ -66,7 +66,7 @@ READS: list[Callable[..., object]] = [
 
 
 @pytest.mark.parametrize("read", [*READS, pytest.param(netron.Server, marks=needs_netron)])
-def test_an_id_that_no_model_has_is_refused_with_those_that_there_are(
+def test_the_error_of_an_id_that_no_model_has_lists_the_existing_ids(
     archive: Path, read: Callable[..., object]
 ) -> None:
     with pytest.raises(ModelNotFoundError, match="the id 'encoder', only '', 'decoder'"):
@@ -128,7 +128,7 @@ def test_a_further_model_that_is_added_renamed_or_changed_breaks_no_other_link(
     assert message.startswith("the archive has changed since it was linked")
 
 
-def test_a_link_of_a_model_that_is_gone_names_those_that_there_are(
+def test_the_error_of_a_link_whose_model_is_gone_lists_the_existing_models(
     archive: Path, links: dict[str, Path]
 ) -> None:
     edits.rename_model(archive, "decoder", "other")
@@ -180,7 +180,7 @@ def session_of(source: Any, **model: Any) -> list[bytes]:
 
 
 @pytest.mark.parametrize("model", IDS)
-def test_sessions_of_each_model_compute_what_it_does(archive: Path, model: str) -> None:
+def test_sessions_of_each_model_compute_what_the_model_does(archive: Path, model: str) -> None:
     expected = outputs(model, archive.parent)
     assert session_of(archive, model=model) == expected
     assert session_of(archive.read_bytes(), model=model) == expected
@@ -191,7 +191,7 @@ def test_sessions_of_each_model_compute_what_it_does(archive: Path, model: str) 
             assert [it.tobytes() for it in made.run(None, {"x": X})] == expected
 
 
-def test_the_default_model_of_an_archive_is_refused_that_was_opened_with_another_one(
+def test_the_default_model_of_an_archive_opened_with_another_model_is_refused(
     archive: Path,
 ) -> None:
     with (
@@ -227,7 +227,7 @@ def test_the_model_that_a_session_gets_has_its_own_tensors_and_shares_their_page
 
 
 @pytest.mark.parametrize("model", IDS)
-def test_run_runs_the_model(archive: Path, model: str) -> None:
+def test_run_runs_the_chosen_model(archive: Path, model: str) -> None:
     outcome = run.run(archive, {"x": X}, model=model)
     assert [it.tobytes() for it in outcome.outputs.values()] == outputs(model, archive.parent)
 
@@ -238,7 +238,7 @@ def test_an_onnx_file_has_no_further_model(tmp_path: Path) -> None:
         run.run(tmp_path / "m.onnx", {"x": X}, model="decoder")
 
 
-def test_only_the_own_size_of_a_model_counts(
+def test_the_limit_of_protobuf_applies_to_each_model_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, large, small = tmp_path / "m.onnxa", runnable_model(), further_model()
@@ -259,7 +259,7 @@ def test_only_the_own_size_of_a_model_counts(
 # onnx and other libraries
 
 
-def test_the_checker_names_the_model_that_it_finds_fault_with(tmp_path: Path) -> None:
+def test_check_model_names_the_faulty_model(tmp_path: Path) -> None:
     path, faulty = tmp_path / "m.onnxa", further_model()
     faulty.graph.node[0].op_type = "NoSuchOperator"
     onnxarchive.save(runnable_model(), path, models={"decoder": faulty})
@@ -270,7 +270,7 @@ def test_the_checker_names_the_model_that_it_finds_fault_with(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("model", IDS)
-def test_shapes_are_inferred_in_the_model_and_the_other_is_kept(
+def test_shapes_are_inferred_in_the_chosen_model_and_the_other_is_kept(
     archive: Path, path: Path, model: str
 ) -> None:
     inferred = onnxarchive.infer_shapes(archive, path, model=model)
@@ -282,7 +282,7 @@ def test_shapes_are_inferred_in_the_model_and_the_other_is_kept(
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("weights", ["hidden", "external", "loaded"])
 @pytest.mark.parametrize("model", IDS)
-def test_a_function_is_applied_to_the_model_and_the_other_is_kept(
+def test_a_function_transforms_the_chosen_model_and_the_other_is_kept(
     archive: Path, path: Path, model: str, weights: Any, in_place: bool
 ) -> None:
     def named(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -340,7 +340,7 @@ def test_tensors_of_a_further_model_are_tensors_of_pytorch(archive: Path) -> Non
 
 @needs_netron
 @pytest.mark.parametrize("model", IDS)
-def test_netron_gets_the_model_and_its_tensors(archive: Path, model: str) -> None:
+def test_netron_gets_the_chosen_model_and_its_tensors(archive: Path, model: str) -> None:
     with (
         onnxarchive.open(archive, model=model) as opened,
         netron.Server(archive, model=model) as server,

@@ -74,7 +74,7 @@ def status_of(url: str) -> int:
 # Answers of the server
 
 
-def test_the_model_and_its_external_data_are_given_as_the_archive_has_them(path: Path) -> None:
+def test_the_model_and_its_external_data_are_served_as_the_archive_has_them(path: Path) -> None:
     onnxarchive.save(full_model(), path, size_threshold=0, convert_attribute=True, assets={})
     with onnxarchive.open(path) as archive, netron.Server(path) as server:
         assert read(server.url + "data/model.onnx") == archive.read("__MODEL_PROTO")
@@ -103,7 +103,7 @@ def test_the_page_names_the_archive_and_asks_for_its_model(server: netron.Server
         ("onnx-metadata.json", "application/json"),
     ],
 )
-def test_all_that_the_page_is_made_of_is_given(server: netron.Server, name: str, kind: str) -> None:
+def test_every_file_of_the_page_is_served(server: netron.Server, name: str, kind: str) -> None:
     with get(server.url + name) as response:
         assert str(response.headers["Content-Type"]).endswith(kind)
         assert len(response.read()) > 100
@@ -126,7 +126,7 @@ def test_the_page_can_reach_nothing_but_the_server_and_reports_nothing(
         assert response.headers["Set-Cookie"].startswith(f"consent=0; Path=/{secret}/;")
 
 
-def test_nothing_else_is_given(server: netron.Server) -> None:
+def test_nothing_but_the_page_the_model_and_its_tensors_is_served(server: netron.Server) -> None:
     names = [
         *("data/", "data/missing", "data/__MODEL_PROTO", "data/assets/secret.txt"),
         *("data/../index.html", "data/%2e%2e/index.html", "../../../../../../etc/passwd"),
@@ -136,7 +136,7 @@ def test_nothing_else_is_given(server: netron.Server) -> None:
     assert {name: status_of(server.url + name) for name in names} == dict.fromkeys(names, 404)
 
 
-def test_nothing_is_given_to_those_who_do_not_know_the_address(server: netron.Server) -> None:
+def test_nothing_is_served_without_the_secret_in_the_address(server: netron.Server) -> None:
     root, secret, _ = server.url.rsplit("/", 2)
     assert len(secret) >= 20
     for address in ("", "index.html", "data/model.onnx", f"{secret[:-1]}/", f"{secret[:-1]}x/"):
@@ -161,7 +161,7 @@ def break_header(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip_weight, break_header])
-def test_a_weight_that_is_damaged_is_not_given(path: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_weight_is_not_served(path: Path, damage: Callable[[Path], None]) -> None:
     damage(path)
     rule = r".*\[ZIP-15\]" if damage is flip_weight else ""
     message = f"^a weight is not shown: {re.escape(str(path))}: entry 'layer_0_weight': {rule}"
@@ -171,7 +171,7 @@ def test_a_weight_that_is_damaged_is_not_given(path: Path, damage: Callable[[Pat
         assert status_of(server.url + "data/model.onnx") == 200
 
 
-def test_a_weight_that_is_too_large_for_a_browser_is_not_given(
+def test_a_weight_that_is_too_large_for_a_browser_is_not_served(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nbytes = entry_of(path, "layer_0_weight").nbytes
@@ -184,7 +184,7 @@ def test_a_weight_that_is_too_large_for_a_browser_is_not_given(
 
 @pytest.mark.large
 @needs_smaps
-def test_a_large_weight_is_given_without_holding_it_in_memory(tmp_path: Path) -> None:
+def test_a_large_weight_is_served_without_holding_it_in_memory(tmp_path: Path) -> None:
     onnxarchive.save(runnable_model(256 << 20), tmp_path / "m.onnxa")
     code = f"""
 {MEASURE_MEMORY}
@@ -205,7 +205,7 @@ with netron.Server(sys.argv[1]) as server:
     assert grown < 64
 
 
-def test_many_weights_are_given_at_once(server: netron.Server) -> None:
+def test_many_weights_are_served_at_once(server: netron.Server) -> None:
     with ThreadPoolExecutor(16) as executor:
         answers = executor.map(read, [server.url + "data/layer_0_weight"] * 16)
     assert list(answers) == [runnable_model().graph.initializer[0].raw_data] * 16
@@ -220,7 +220,7 @@ def test_a_browser_that_goes_away_ends_nothing(server: netron.Server) -> None:
 # How it begins and ends
 
 
-def test_nothing_is_left_when_it_is_closed(path: Path) -> None:
+def test_a_closed_server_leaves_no_thread_file_or_port(path: Path) -> None:
     before = sorted(path.parent.iterdir())
     threads = threading.active_count()
     with netron.Server(path) as server:
@@ -235,7 +235,7 @@ def test_nothing_is_left_when_it_is_closed(path: Path) -> None:
         assert server.url.split("/")[2] == address
 
 
-def test_a_port_that_is_taken_is_told(path: Path, server: netron.Server) -> None:
+def test_a_port_that_is_taken_is_reported(path: Path, server: netron.Server) -> None:
     port = int(server.url.split("/")[2].split(":")[1])
     with pytest.raises(OSError, match="in use") as caught:
         netron.Server(path, port=port)
@@ -244,7 +244,7 @@ def test_a_port_that_is_taken_is_told(path: Path, server: netron.Server) -> None
         assert len(open_below(path.parent)) == len([server])
 
 
-def test_wrong_addresses_and_files_are_told(path: Path, tmp_path: Path) -> None:
+def test_wrong_addresses_and_files_are_reported(path: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected a port from 0 to 65535, found 65536"):
         netron.Server(path, port=65536)
     with pytest.raises(FileNotFoundError):
@@ -254,7 +254,7 @@ def test_wrong_addresses_and_files_are_told(path: Path, tmp_path: Path) -> None:
         netron.Server(tmp_path / "text")
 
 
-def test_another_kind_of_netron_is_told(
+def test_a_netron_whose_page_is_another_is_not_supported(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "netron"

@@ -60,12 +60,12 @@ def _tensor(model: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda it: it.__name__)
-def test_the_model_is_what_it_was(path: Path, make: Any) -> None:
+def test_a_loaded_model_equals_the_saved_one(path: Path, make: Any) -> None:
     onnxarchive.save(make(), path, size_threshold=0, convert_attribute=True)
     assert ir.to_proto(onnxarchive.ir.load(path)) == _as_ir_writes_it(make())
 
 
-def test_every_tensor_that_is_stored_outside_lies_in_the_file(path: Path) -> None:
+def test_every_external_tensor_refers_to_the_file_of_the_archive(path: Path) -> None:
     onnxarchive.save(tensors_everywhere(), path, convert_attribute=True)
     model = onnxarchive.ir.load(path)
     found = []
@@ -113,7 +113,7 @@ def test_a_tensor_of_every_type_is_all_that_onnx_ir_expects(tmp_path: Path, name
     assert "m.onnxa" in repr(tensor)
 
 
-def test_arrays_are_views_and_copies_are_made_where_they_are_asked_for(archive: Path) -> None:
+def test_arrays_are_views_and_copies_are_made_if_asked_for(archive: Path) -> None:
     tensor = _tensor(onnxarchive.ir.load(archive), "layer.0/weight")
     view = tensor.numpy()
     for other in (np.asarray(tensor), np.frombuffer(tensor.raw, np.uint8)):
@@ -188,7 +188,7 @@ def test_a_local_header_is_compared_when_its_tensor_is_first_read(archive: Path)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says what is open")
 @pytest.mark.parametrize("kind", ["sparse", "sparse attribute", "training_info"])
-def test_what_onnx_ir_would_lose_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_model_of_which_onnx_ir_would_lose_a_part_is_refused(tmp_path: Path, kind: str) -> None:
     model = model_of(raw_tensor("w", dims=(400,)))
     if kind == "sparse":
         model.graph.sparse_initializer.append(sparse_tensor("s"))
@@ -229,7 +229,7 @@ def test_a_type_that_onnx_ir_does_not_know_is_refused_by_number(
         onnxarchive.ir.load(path)
 
 
-def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
+def test_loading_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(runnable_model().SerializeToString())
     with pytest.raises(ArchiveFormatError, match=r"m\.onnx: "):
         onnxarchive.ir.load(tmp_path / "m.onnx")
@@ -248,7 +248,7 @@ def test_importing_the_module_does_not_import_onnx_ir() -> None:
 @pytest.mark.parametrize("stored", [False, True], ids=["attributes in", "attributes out"])
 @pytest.mark.parametrize("convert_attribute", [False, True])
 @pytest.mark.parametrize("size_threshold", [0, 1024, 1 << 30])
-def test_loaded_and_saved_it_is_the_archive_of_its_proto(
+def test_a_loaded_model_is_saved_as_the_archive_of_its_proto(
     path: Path, make: Any, stored: bool, convert_attribute: bool, size_threshold: int
 ) -> None:
     proto = _as_ir_writes_it(make())
@@ -260,7 +260,7 @@ def test_loaded_and_saved_it_is_the_archive_of_its_proto(
     assert onnxarchive.check(data, full=True) == []
 
 
-def test_it_is_saved_over_itself_again_and_again(path: Path) -> None:
+def test_a_loaded_model_is_saved_over_its_archive_again_and_again(path: Path) -> None:
     onnxarchive.save(_as_ir_writes_it(tensors_everywhere()), path, convert_attribute=True)
     before = path.read_bytes()
     models = []
@@ -278,7 +278,7 @@ def test_it_is_saved_over_itself_again_and_again(path: Path) -> None:
         assert "renamed" in archive.tensors
 
 
-def test_passes_are_run_on_it(path: Path, tmp_path: Path) -> None:
+def test_passes_of_onnx_ir_run_on_a_loaded_model(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     model = runnable_model()
     constant = raw_tensor("constant", dims=(16,), seed=5)
@@ -329,7 +329,7 @@ def test_a_changed_tensor_is_not_saved_as_if_it_were_right(archive: Path) -> Non
         onnxarchive.save(model, archive)
 
 
-def test_onnx_ir_saves_it_as_onnx_with_external_data(tmp_path: Path) -> None:
+def test_onnx_ir_saves_a_loaded_model_as_onnx_with_external_data(tmp_path: Path) -> None:
     onnxarchive.save(tensors_everywhere(), tmp_path / "m.onnxa", convert_attribute=True)
     model = onnxarchive.ir.load(tmp_path / "m.onnxa")
     ir.save(model, tmp_path / "m.onnx", external_data="m.data")
@@ -340,7 +340,7 @@ def test_onnx_ir_saves_it_as_onnx_with_external_data(tmp_path: Path) -> None:
         assert (tensor.name, tensor.raw_data) == (other.name, other.raw_data)
 
 
-def test_a_file_that_takes_fewer_bytes_gets_all_of_them(archive: Path) -> None:
+def test_a_file_that_takes_fewer_bytes_at_a_time_gets_all_of_them(archive: Path) -> None:
     tensor = _tensor(onnxarchive.ir.load(archive), "layer.0/weight")
     target = Target([1000])
     tensor.tofile(target)
@@ -499,7 +499,7 @@ def test_a_second_save_over_its_archive_is_refused_with_the_way_to_change_it(pat
         assert onnxarchive.load(path) == ir.to_proto(one)
 
 
-def test_what_it_was_loaded_from_is_known_wherever_the_process_goes(
+def test_the_archive_of_a_model_is_known_after_the_process_changes_its_directory(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(path.parent)
@@ -513,7 +513,7 @@ def test_what_it_was_loaded_from_is_known_wherever_the_process_goes(
         onnxarchive.save(model, path)
 
 
-def test_what_shares_tensors_or_is_a_clone_does_not_overwrite_what_was_saved_since(
+def test_a_clone_or_a_model_that_shares_tensors_does_not_overwrite_a_later_save(
     path: Path,
 ) -> None:
     onnxarchive.save(model_of(raw_tensor("w", dims=(3000,))), path)

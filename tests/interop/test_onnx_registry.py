@@ -70,7 +70,7 @@ class _Other:
 # Registering
 
 
-def test_importing_the_library_is_all_it_takes(archive: Path) -> None:
+def test_importing_the_library_lets_onnx_load_and_save_archives(archive: Path) -> None:
     code = """
 import sys, onnx, onnxarchive
 model = onnx.load(sys.argv[1])
@@ -81,7 +81,7 @@ print(len(model.graph.initializer))
     assert Path(f"{archive}.2.onnxa").read_bytes() == archive.read_bytes()
 
 
-def test_if_onnx_is_imported_later_the_first_use_of_the_library_is_all_it_takes(
+def test_if_onnx_is_imported_later_the_first_use_of_the_library_registers_archives(
     archive: Path,
 ) -> None:
     code = """
@@ -121,7 +121,7 @@ print(onnx.serialization.registry.get_format_from_file_extension(".onnxa"))
     assert run_python(code) == "other\n"
 
 
-def test_the_other_formats_stay_what_they_were() -> None:
+def test_other_formats_of_onnx_stay_registered_as_they_were() -> None:
     get = serialization.registry.get_format_from_file_extension
     assert get(".onnx") == get(".pb") == "protobuf"
 
@@ -131,7 +131,7 @@ def test_the_other_formats_stay_what_they_were() -> None:
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda it: it.__name__.strip("_"))
 @pytest.mark.parametrize("convert_attribute", [False, True])
-def test_loading_gives_the_complete_model(path: Path, make: Any, convert_attribute: bool) -> None:
+def test_onnx_load_gives_the_complete_model(path: Path, make: Any, convert_attribute: bool) -> None:
     onnxarchive.save(make(), path, size_threshold=0, convert_attribute=convert_attribute)
     assert onnx.load(path) == onnx.load(str(path)) == onnx.load(path, format="onnxa") == make()
     assert onnx.load(path, load_external_data=False) == make()
@@ -181,7 +181,7 @@ def test_a_broken_local_header_is_refused_without_a_made_up_name(archive: Path) 
 
 
 @pytest.mark.parametrize("data", [b"", b"PK", runnable_model().SerializeToString()])
-def test_what_is_no_archive_is_refused_without_a_made_up_name(data: bytes) -> None:
+def test_a_file_that_is_no_archive_is_refused_without_a_made_up_name(data: bytes) -> None:
     with pytest.raises(ArchiveFormatError) as caught:
         onnx.load_from_string(data, format="onnxa")
     assert caught.value.path is None
@@ -204,7 +204,7 @@ def test_a_tensor_alone_is_a_type_error(archive: Path, path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda it: it.__name__.strip("_"))
-def test_saving_gives_the_archive_that_onnxarchive_saves(path: Path, make: Any) -> None:
+def test_onnx_save_writes_the_archive_that_onnxarchive_saves(path: Path, make: Any) -> None:
     model = make()
     onnx.save(model, path)
     assert model == make()
@@ -212,7 +212,7 @@ def test_saving_gives_the_archive_that_onnxarchive_saves(path: Path, make: Any) 
     assert onnxarchive.check(path, full=True) == []
 
 
-def test_files_are_saved_to(path: Path, tmp_path: Path) -> None:
+def test_onnx_saves_archives_to_file_objects_and_any_path(path: Path, tmp_path: Path) -> None:
     expected = saved(runnable_model())
     buffer = io.BytesIO()
     onnx.save(runnable_model(), buffer, format="onnxa")

@@ -103,7 +103,7 @@ def test_weights_are_read_from_the_archive_itself(archive: Path) -> None:
     assert run(session(archive)) != before
 
 
-def test_a_relative_path_and_a_name_without_directory_do(
+def test_a_session_is_made_from_a_relative_path_and_from_a_bare_name(
     archive: Path, expected: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(archive.parent)
@@ -113,13 +113,15 @@ def test_a_relative_path_and_a_name_without_directory_do(
 
 
 @pytest.mark.parametrize("name", ["a'b.onnxa", "a#b?.onnxa", "a%20b", "-a", "model.onnx", "a\\b"])
-def test_a_name_may_have_any_character(archive: Path, expected: bytes, name: str) -> None:
+def test_a_session_is_made_of_an_archive_whose_name_has_any_character(
+    archive: Path, expected: bytes, name: str
+) -> None:
     other = archive.with_name(name)
     os.rename(archive, other)
     assert run(session(other)) == expected
 
 
-def test_an_archive_in_a_cache_of_links_does(
+def test_a_session_is_made_of_an_archive_in_a_cache_of_links(
     archive: Path, tmp_path: Path, expected: bytes
 ) -> None:
     # as Hugging Face's: the name leads out of its directory to a file named by its content
@@ -136,7 +138,9 @@ def test_an_archive_in_a_cache_of_links_does(
             assert run(session(opened)) == expected
 
 
-def test_an_open_archive_does_and_stays_open_and_as_it_is(archive: Path, expected: bytes) -> None:
+def test_a_session_of_an_open_archive_leaves_it_open_and_unchanged(
+    archive: Path, expected: bytes
+) -> None:
     onnxarchive.save(runnable_model(), archive, size_threshold=0)
     for source in (archive, archive.read_bytes()):
         with onnxarchive.open(source) as opened:
@@ -148,7 +152,7 @@ def test_an_open_archive_does_and_stays_open_and_as_it_is(archive: Path, expecte
         assert [run(made) for made in sessions] == [expected] * 2
 
 
-def test_an_archive_that_a_session_opens_is_gone_when_onnxruntime_begins(
+def test_an_archive_that_a_session_opens_is_freed_before_onnxruntime_begins(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # so that its memory and that of onnxruntime are not needed at once
@@ -178,7 +182,7 @@ def test_a_session_outlives_the_name_of_its_archive(archive: Path, expected: byt
     assert run(made) == expected
 
 
-def test_an_archive_does_that_was_renamed_since_it_was_opened(
+def test_a_session_is_made_of_an_archive_that_was_renamed_after_opening(
     archive: Path, expected: bytes
 ) -> None:
     if not os.path.exists("/proc/self/fd"):
@@ -196,7 +200,7 @@ def other(archive: Path) -> Path:
     return archive.with_name("other")
 
 
-def test_an_open_archive_is_not_taken_for_what_has_its_name_now(archive: Path, other: Path) -> None:
+def test_an_open_archive_that_was_replaced_since_is_refused(archive: Path, other: Path) -> None:
     with onnxarchive.open(archive) as opened:
         os.replace(other, archive)
         for call in (session, onnxarchive.session_options):
@@ -220,7 +224,7 @@ def test_a_file_that_is_replaced_while_the_session_is_made_is_refused(
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview, io.BytesIO])
-def test_an_archive_in_memory_does(
+def test_a_session_is_made_of_an_archive_in_memory(
     archive: Path, expected: bytes, kind: Callable[..., Any]
 ) -> None:
     data = kind(archive.read_bytes())
@@ -312,9 +316,7 @@ F (a) => (b) { c = Constant() b = Add(a, c) }""",
 
 
 @pytest.mark.parametrize("convert_attribute", [False, True])
-def test_tensors_may_be_stored_outside_wherever_they_stand(
-    path: Path, convert_attribute: bool
-) -> None:
+def test_tensors_of_every_place_may_be_stored_outside(path: Path, convert_attribute: bool) -> None:
     model = _everywhere()
     onnxarchive.save(model, path, size_threshold=0, convert_attribute=convert_attribute)
     x = np.linspace(-1, 1, 300, dtype=np.float32)
@@ -452,7 +454,7 @@ def test_prepacking_is_what_the_options_say_unless_it_is_chosen(
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # that providers in options are passed over
 @pytest.mark.parametrize("why", ["profiling", "optimized", "domain", "providers"])
-def test_options_that_cannot_be_copied_are_lent(
+def test_options_that_cannot_be_copied_are_changed_temporarily(
     archive: Path, tmp_path: Path, expected: bytes, why: str
 ) -> None:
     options = quiet()
@@ -517,7 +519,9 @@ def test_an_optimized_model_that_refers_to_the_archive_is_warned_of(
         ort.InferenceSession(os.fspath(referring), quiet(), CPU)
 
 
-def test_lent_options_get_their_own_entries_back(archive: Path, expected: bytes) -> None:
+def test_temporarily_changed_options_get_their_own_entries_back(
+    archive: Path, expected: bytes
+) -> None:
     onnxarchive.save(_with_another_domain(runnable_model()), archive)
     options = quiet()
     options.add_session_config_entry(FOLDER, "/somewhere")
@@ -543,7 +547,7 @@ def test_options_that_onnxruntime_refuses_are_refused_by_it(archive: Path) -> No
     assert options.get_session_config_entry(FOLDER) == ""
 
 
-def test_what_comes_after_the_options_goes_to_onnxruntime(archive: Path, expected: bytes) -> None:
+def test_arguments_after_the_options_go_to_onnxruntime(archive: Path, expected: bytes) -> None:
     made = onnxarchive.session(
         archive, quiet(), ["CPUExecutionProvider"], provider_options=[{}], disabled_optimizers=["x"]
     )
@@ -694,7 +698,7 @@ print(len(open_below(folder)))
     assert run_python(code, archive).split() == ["1", "0"]
 
 
-def test_a_model_without_external_tensors_does(path: Path) -> None:
+def test_a_session_is_made_of_a_model_without_external_tensors(path: Path) -> None:
     model = text_model("g () => (float[4] y) { y = Identity(w) }", raw_tensor("w"))
     onnxarchive.save(model, path)
     for source in (path, path.read_bytes()):
@@ -703,7 +707,7 @@ def test_a_model_without_external_tensors_does(path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", [None, 123, ["m.onnxa"]])
-def test_what_is_no_source_is_refused(source: Any) -> None:
+def test_a_source_of_another_type_is_refused(source: Any) -> None:
     with pytest.raises(
         TypeError, match="expected a path, a URL, bytes or a binary file object, found"
     ):
@@ -715,7 +719,7 @@ def test_what_is_no_source_is_refused(source: Any) -> None:
     ("domain", "op_type", "is_custom"),
     [("some.vendor", "Op", True), ("own", "g", True), ("com.microsoft", "Gelu", False)],
 )
-def test_options_are_lent_where_an_operator_may_be_of_a_library(
+def test_options_are_changed_temporarily_if_an_operator_may_be_custom(
     domain: str, op_type: str, is_custom: bool, in_function: bool
 ) -> None:
     """The operator is of a domain that nobody imports."""

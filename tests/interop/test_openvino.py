@@ -51,7 +51,7 @@ def _run_with_openvino(path: Path) -> NDArray[Any]:
 
 @pytest.mark.parametrize("place", [".", ".."], ids=["beside its archive", "above its archive"])
 @pytest.mark.parametrize("weight_type", ["FLOAT", "FLOAT16", "BFLOAT16", "INT8", "INT4"])
-def test_openvino_makes_of_a_link_what_onnxruntime_makes(
+def test_openvino_and_onnxruntime_compute_the_same_from_a_link(
     tmp_path: Path, weight_type: str, place: str
 ) -> None:
     archive = tmp_path / "Möbel" / "重み.onnxa"

@@ -305,7 +305,7 @@ def test_hidden_weights_are_inputs_without_data(clumsy: Path) -> None:
     onnx.checker.check_model(model, full_check=True)
 
 
-def test_what_shapes_depend_on_is_seen(path: Path) -> None:
+def test_tensors_that_shapes_depend_on_are_not_hidden(path: Path) -> None:
     shape = numpy_helper.from_array(np.arange(200), "shape")
 
     def look(model: onnx.ModelProto) -> None:
@@ -470,7 +470,7 @@ def test_initializers_may_be_removed_and_sorted_in_place(clumsy: Path, weights: 
             np.testing.assert_array_equal(after.tensors[name], before.tensors[name])
 
 
-def test_an_archive_may_take_its_own_place(clumsy: Path) -> None:
+def test_transform_may_replace_its_own_archive(clumsy: Path) -> None:
     expected = _run(clumsy)
     with onnxarchive.open(clumsy) as before:
         view = before.tensors["a"]
@@ -480,7 +480,7 @@ def test_an_archive_may_take_its_own_place(clumsy: Path) -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
-def test_options_are_those_of_save(clumsy: Path, tmp_path: Path) -> None:
+def test_transform_has_the_options_of_save(clumsy: Path, tmp_path: Path) -> None:
     done: list[tuple[int, int]] = []
     options: dict[str, Any] = {"size_threshold": 1 << 20, "alignment": 4096}
     options |= {"assets": {"tokenizer.json": b"[]"}, "progress": lambda *it: done.append(it)}
@@ -595,7 +595,7 @@ def test_a_function_that_loses_weights_is_refused(
 
 
 @pytest.mark.parametrize("weights", ["external", "loaded"])
-def test_a_second_initializer_of_a_name_is_refused_also_where_weights_are_seen(
+def test_a_second_initializer_of_a_name_is_refused_even_if_weights_are_not_hidden(
     clumsy: Path, weights: Weights
 ) -> None:
     def add_to_branch(model: onnx.ModelProto) -> None:
@@ -609,7 +609,7 @@ def test_a_second_initializer_of_a_name_is_refused_also_where_weights_are_seen(
         transform(clumsy, clumsy, _in_place(add_to_branch), weights=weights)
 
 
-def test_what_cannot_be_written_is_told_before_the_function_is_called(
+def test_a_target_that_cannot_be_written_is_an_error_before_the_function_is_called(
     clumsy: Path, tmp_path: Path
 ) -> None:
     called: list[onnx.ModelProto] = []
@@ -665,7 +665,7 @@ def test_an_external_tensor_must_be_one_of_the_archive(
     assert done == []  # it is seen before other weights are written
 
 
-def test_an_exception_of_the_function_passes(clumsy: Path) -> None:
+def test_an_exception_of_the_transforming_function_is_raised_unchanged(clumsy: Path) -> None:
     with refused(clumsy, ZeroDivisionError):
         transform(clumsy, clumsy, Mock(side_effect=ZeroDivisionError))
 
@@ -681,6 +681,6 @@ def test_damaged_weights_are_not_copied(
         transform(clumsy, clumsy.with_name("out.onnxa"), _no_change, **options)
 
 
-def test_an_unknown_way_is_refused(clumsy: Path) -> None:
+def test_an_unknown_value_of_weights_is_refused(clumsy: Path) -> None:
     with pytest.raises(ValueError, match=r"expected one of .*hidden.* for weights, found 'none'"):
         transform(clumsy, clumsy, _no_change, weights="none")  # type: ignore[arg-type]

@@ -145,7 +145,7 @@ def test_packing_adds_assets_in_place_and_leaves_every_entry_where_it_is(path: P
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows removes no mapped file")
-def test_what_onnx_runtime_wrote_has_no_names_when_the_archive_is_edited(archive: Path) -> None:
+def test_files_of_onnx_runtime_have_no_names_when_the_archive_is_edited(archive: Path) -> None:
     seen: list[list[Path]] = []
 
     def look(*_: int) -> None:
@@ -200,7 +200,7 @@ def test_packing_one_model_keeps_the_packed_weights_of_others_by_whatever_id_the
         require_packed(path, ["a", "b"], id)
 
 
-def test_packing_one_model_again_drops_what_no_model_has(packed: Path) -> None:
+def test_packing_one_model_again_drops_packed_weights_that_no_model_has(packed: Path) -> None:
     with onnxarchive.open(packed) as archive:
         assets = dict(archive.assets)
     onnxarchive.save(two_weights(1), packed, models={"other": two_weights(2)}, assets=assets)
@@ -293,7 +293,7 @@ def test_weights_of_one_name_are_not_stored(path: Path) -> None:
     assert len(packed_entries(path)) == 2
 
 
-def test_packing_takes_no_product_of_the_weights_and_the_files_that_were_there(
+def test_packing_costs_the_sum_and_not_the_product_of_weights_and_existing_files(
     tmp_path: Path,
 ) -> None:
     def work(weights: int, files: int) -> int:
@@ -405,7 +405,7 @@ def damage(path: Path) -> None:
         file.write(b"damaged")
 
 
-def test_damaged_packed_weights_are_warned_of_and_packed_anew(packed: Path) -> None:
+def test_damaged_packed_weights_cause_a_warning_and_are_packed_again(packed: Path) -> None:
     damage(packed)
     with pytest.warns(UserWarning, match=r"\.onnxa: ONNX Runtime did not take the packed weights"):
         session = onnxarchive.session(packed, providers=CPU)
@@ -649,7 +649,7 @@ def says_unused(nbytes: int) -> Any:
 
 
 @pytest.mark.parametrize(("name", "compact"), EDITS)
-def test_an_edit_leaves_packed_weights_and_sessions_use_those_of_tensors_that_it_keeps(
+def test_an_edit_keeps_packed_weights_and_sessions_use_those_of_unchanged_tensors(
     packed: Path, name: str, compact: bool
 ) -> None:
     change, is_kept = CHANGES[name]
@@ -664,7 +664,7 @@ def test_an_edit_leaves_packed_weights_and_sessions_use_those_of_tensors_that_it
     require_packed(packed, [WEIGHT] * is_kept)
 
 
-def test_after_new_elements_sessions_use_the_packed_weights_of_the_others(
+def test_after_new_elements_sessions_use_packed_weights_of_other_tensors(
     path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = further_model()
@@ -744,7 +744,7 @@ def test_removing_a_model_says_how_much_of_its_packed_weights_stays(
         del edit.models["second"]
 
 
-def test_removing_a_model_whose_tensors_others_use_says_what_of_its_own_forms_stays(
+def test_removing_a_model_that_shares_tensors_says_which_of_its_packed_forms_stay(
     path: Path,
 ) -> None:
     weight = np.random.default_rng(1).standard_normal((1024, 1024), np.float32)

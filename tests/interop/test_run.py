@@ -50,7 +50,9 @@ def test_an_archive_and_its_model_give_what_onnxruntime_gives(
         assert outcome.providers[-1] == CPU
 
 
-def test_what_a_file_is_its_content_tells(archive: Path, tmp_path: Path) -> None:
+def test_an_archive_and_a_model_are_recognised_by_their_content(
+    archive: Path, tmp_path: Path
+) -> None:
     os.rename(archive, tmp_path / "archive.onnx")
     assert run(tmp_path / "archive.onnx").outputs
     assert run(write_model(tmp_path / "model.onnxa", runnable_model())).outputs
@@ -75,7 +77,7 @@ RUN_BY_ONNXRUNTIME = [
 
 
 @pytest.mark.parametrize("name", RUN_BY_ONNXRUNTIME)
-def test_every_type_goes_in_and_comes_out(tmp_path: Path, name: str) -> None:
+def test_inputs_and_outputs_may_have_every_type(tmp_path: Path, name: str) -> None:
     path = write_model(tmp_path / "m.onnx", identity(name, "16, 3"))
     outcome = run(path)
     x, y = outcome.inputs["x"], outcome.outputs["y"]
@@ -87,7 +89,7 @@ def test_every_type_goes_in_and_comes_out(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["UINT4", "INT4"])
-def test_packed_types_go_in_and_come_out(tmp_path: Path, name: str) -> None:
+def test_inputs_and_outputs_may_have_packed_types(tmp_path: Path, name: str) -> None:
     kind, number = name.lower(), TensorProto.DataType.Value(name)
     model = text_model(
         f"""g ({kind}[5, 3] x) => ({kind}[] y) {{
@@ -103,14 +105,14 @@ def test_packed_types_go_in_and_come_out(tmp_path: Path, name: str) -> None:
     assert len(np.unique(x)) > 5
 
 
-def test_types_that_numpy_lacks_come_out_beside_types_that_it_has_going_in(tmp_path: Path) -> None:
+def test_outputs_may_have_types_that_numpy_lacks_beside_inputs_that_it_has(tmp_path: Path) -> None:
     model = text_model("g (float[2] x) => (bfloat16[2] y) { y = Cast<to = 16>(x) }")
     path = write_model(tmp_path / "m.onnx", model)
     y = run(path, {"x": np.ones(2, np.float32)}).outputs["y"]
     assert (y.dtype, y.tolist()) == (ml_dtypes.bfloat16, [1, 1])
 
 
-def test_strings_go_in_and_come_out(tmp_path: Path) -> None:
+def test_inputs_and_outputs_may_be_strings(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.onnx", identity("string", "n"))
     y = run(path, dims={"n": 20}).outputs["y"]
     assert y.dtype == object
@@ -149,7 +151,7 @@ def test_random_numbers_are_finite_and_differ(data_type: str) -> None:
     assert 0.1 < np.abs(found).mean() < 10
 
 
-def test_indices_made_up_run_a_gather(tmp_path: Path) -> None:
+def test_random_indices_are_valid_for_a_gather(tmp_path: Path) -> None:
     table = numpy_helper.from_array(np.arange(8, dtype=np.float32).reshape(2, 4), "w")
     model = text_model("g (int64[batch, 64] i) => (float[] y) { y = Gather(w, i) }", table)
     assert run(write_model(tmp_path / "m.onnx", model)).outputs["y"].shape == (1, 64, 4)
@@ -171,7 +173,7 @@ def shapes(outcome: Outcome) -> list[tuple[int, ...]]:
     return [array.shape for array in outcome.inputs.values()]
 
 
-def test_open_dimensions_are_assumed_and_told(open_model: Path) -> None:
+def test_open_dimensions_are_assumed_and_reported(open_model: Path) -> None:
     outcome = run(open_model)
     assert shapes(outcome) == [(1, 3, 1), (1, 1)]
     assert outcome.assumed == {"batch": 1, "x[2]": 1, "length": 1}
@@ -184,7 +186,7 @@ def test_dimensions_may_be_given_by_name_and_by_axis(open_model: Path) -> None:
     assert shapes(run(open_model, dims={"batch": 0})) == [(0, 3, 1), (0, 1)]
 
 
-def test_given_inputs_say_the_sizes_of_random_ones(open_model: Path) -> None:
+def test_given_inputs_decide_the_sizes_of_random_ones(open_model: Path) -> None:
     outcome = run(open_model, {"z": np.zeros((4, 7), np.float32)})
     assert shapes(outcome) == [(4, 3, 1), (4, 7)]
     assert outcome.assumed == {"x[2]": 1}
@@ -224,7 +226,7 @@ def test_given_inputs_say_the_sizes_of_random_ones(open_model: Path) -> None:
         ({}, {"length": 1 << 70}, "input 'z': expected a shape that fits memory"),
     ],
 )
-def test_inputs_and_dimensions_that_do_not_fit_are_told(
+def test_inputs_and_dimensions_that_do_not_fit_are_errors(
     open_model: Path, given: dict[str, Any], dims: dict[str, int], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message) as caught:
@@ -253,7 +255,7 @@ def test_arrays_of_the_other_byte_order_are_taken(tmp_path: Path) -> None:
 # Sequences, maps, optionals
 
 
-def test_a_sequence_must_be_given(tmp_path: Path) -> None:
+def test_an_input_that_is_a_sequence_must_be_given(tmp_path: Path) -> None:
     model = text_model(
         "g (seq(float[]) x) => (int64 y, float[] z) { y = SequenceLength(x) z = SequenceAt(x, i) }",
         numpy_helper.from_array(np.array(-1), "i"),
@@ -291,7 +293,7 @@ def test_outputs_in_sequences_and_maps_have_names(tmp_path: Path) -> None:
     }
 
 
-def test_what_onnxruntime_cannot_be_given_together_is_told(tmp_path: Path) -> None:
+def test_inputs_that_onnxruntime_cannot_take_together_are_an_error(tmp_path: Path) -> None:
     text = """g (string[2] x, bfloat16[1] b) => (string[2] y, bfloat16[1] c) {
   y = Identity(x)
   c = Identity(b)
@@ -319,14 +321,14 @@ def test_a_run_that_fails_names_the_sizes_that_were_assumed(
 # Cost
 
 
-def test_times_are_told_for_each_run(archive: Path) -> None:
+def test_the_time_of_each_run_is_reported(archive: Path) -> None:
     outcome = run(archive, repeat=3)
     assert len(outcome.run_seconds) == 3
     assert all(0 < seconds < 60 for seconds in (*outcome.run_seconds, outcome.session_seconds))
 
 
 @needs_smaps
-def test_memory_is_told_in_parts(path: Path) -> None:
+def test_memory_is_reported_in_parts(path: Path) -> None:
     mib = 1 << 20
     model = text_model(
         "g (float[n] x) => (float y) { s = Add(x, w) y = ReduceMax<keepdims = 0>(s) }",
@@ -361,7 +363,7 @@ def test_providers_may_be_named_briefly(archive: Path) -> None:
         run(archive, providers=["tpu"])
 
 
-def test_a_provider_that_a_session_comes_without_is_told(
+def test_a_provider_that_the_session_lacks_is_an_error(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = ["CUDAExecutionProvider", CPU]
@@ -372,7 +374,7 @@ def test_a_provider_that_a_session_comes_without_is_told(
         run(archive, providers=["cuda", "cpu"])
 
 
-def test_a_model_that_onnxruntime_does_not_load_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_model_that_onnxruntime_does_not_load_is_reported_in_one_line(tmp_path: Path) -> None:
     model = text_model("g (float[2] x) => (float[2] y) { y = NoSuchOperator(x) }")
     onnxarchive.save(model, tmp_path / "m.onnxa")
     for path in (tmp_path / "m.onnxa", write_model(tmp_path / "m.onnx", model)):
@@ -382,13 +384,13 @@ def test_a_model_that_onnxruntime_does_not_load_is_told_in_a_line(tmp_path: Path
         assert "\n" not in str(it.value)
 
 
-def test_an_empty_file_is_told_as_such(tmp_path: Path) -> None:
+def test_an_empty_file_is_reported_as_empty(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").touch()
     with pytest.raises(onnxarchive.ArchiveFormatError, match=r"m\.onnx: .* found an empty file"):
         run(tmp_path / "m.onnx")
 
 
-def test_a_run_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_run_that_fails_is_reported_in_one_line(tmp_path: Path) -> None:
     model = text_model("g (float[5] x, int64[1] i) => (float[] y) { y = Reshape(x, i) }")
     path = write_model(tmp_path / "m.onnx", model)
     with pytest.raises(RunError, match=r"ONNX Runtime cannot run the model: .*Reshape") as caught:
@@ -403,7 +405,7 @@ def test_a_run_that_fails_is_told_in_a_line(tmp_path: Path) -> None:
         (AssertionError(), "the model: AssertionError"),
     ],
 )
-def test_errors_of_several_lines_and_of_none_become_one(
+def test_errors_of_several_lines_and_of_none_become_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
     path = write_model(tmp_path / "m.onnx", runnable_model())
@@ -412,7 +414,7 @@ def test_errors_of_several_lines_and_of_none_become_one(
         run(path)
 
 
-def test_files_that_are_no_models_are_told(archive: Path, tmp_path: Path) -> None:
+def test_files_that_are_no_models_are_refused(archive: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("This is not a model, but a text.\n")
     with pytest.raises(
         onnxarchive.ArchiveFormatError, match="text: expected a model, found a text"

@@ -73,7 +73,7 @@ def path(path: Path) -> Path:
 
 @pytest.mark.parametrize("is_strict", [False, True])
 @pytest.mark.parametrize("data_prop", [False, True])
-def test_what_is_inferred_is_what_onnx_infers(
+def test_inferred_shapes_are_those_that_onnx_infers(
     path: Path, tmp_path: Path, is_strict: bool, data_prop: bool
 ) -> None:
     options: dict[str, Any] = {"check_type": is_strict, "strict_mode": is_strict}
@@ -139,7 +139,7 @@ def test_weights_and_vectors_of_16_mib_are_not_read(
     assert is_unread(tensors.main_initializer(tensor, 0), nbytes) is expected
 
 
-def test_the_model_that_is_given_is_the_one_that_is_written(path: Path, tmp_path: Path) -> None:
+def test_infer_shapes_returns_the_model_that_it_writes(path: Path, tmp_path: Path) -> None:
     model = infer_shapes(path, tmp_path / "out.onnxa")
     with onnxarchive.open(tmp_path / "out.onnxa") as archive:
         assert archive.model == model
@@ -148,7 +148,7 @@ def test_the_model_that_is_given_is_the_one_that_is_written(path: Path, tmp_path
         assert set(keys_by_path(model).values()) == set(keys_of(archive))
 
 
-def test_nothing_is_written_unless_asked(path: Path) -> None:
+def test_infer_shapes_without_a_target_writes_nothing(path: Path) -> None:
     with untouched(path):
         model = infer_shapes(path)
     assert "reshaped" in [value.name for value in model.graph.value_info]
@@ -163,13 +163,13 @@ def test_weights_and_assets_are_copied_bit_by_bit(path: Path, tmp_path: Path) ->
             assert after.read(name) == before.read(name)
 
 
-def test_an_archive_may_take_its_own_place(path: Path, tmp_path: Path) -> None:
+def test_infer_shapes_may_replace_its_own_archive(path: Path, tmp_path: Path) -> None:
     infer_shapes(path, tmp_path / "out.onnxa")
     infer_shapes(path, path)
     assert path.read_bytes() == (tmp_path / "out.onnxa").read_bytes()
 
 
-def test_tensors_everywhere_stay_where_they_are(path: Path, tmp_path: Path) -> None:
+def test_tensors_of_every_place_keep_their_entries(path: Path, tmp_path: Path) -> None:
     model = full_model()
     for owner in (model, model.functions[0]):
         owner.opset_import.add(domain="test", version=1)
@@ -189,7 +189,7 @@ def test_shapes_that_do_not_fit_leave_everything_as_it_was(path: Path, place: st
         infer_shapes(path, path.with_name(place), strict_mode=True)
 
 
-def test_weights_are_not_read_but_to_be_copied(path: Path) -> None:
+def test_weights_are_read_only_to_be_copied(path: Path) -> None:
     flip_byte(path, entry_of(path, "w").data_offset)
     infer_shapes(path)
     with refused(path, ChecksumError, "entry 'w'"):
@@ -202,7 +202,7 @@ def test_a_damaged_shape_is_found(path: Path) -> None:
         infer_shapes(path)
 
 
-def test_the_options_are_onnx_s_own() -> None:
+def test_infer_shapes_has_the_options_of_onnx() -> None:
     def options(function: Callable[..., object]) -> dict[str, object]:
         parameters = inspect.signature(function).parameters
         own = {"path", "destination", "model"}

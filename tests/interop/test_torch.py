@@ -142,7 +142,7 @@ def test_float4_of_an_odd_last_dimension_is_refused(
 
 
 @pytest.mark.parametrize("name", [*NONE, "labels"])
-def test_what_pytorch_has_no_type_for_is_refused(archive: onnxarchive.Archive, name: str) -> None:
+def test_a_type_that_pytorch_lacks_is_refused(archive: onnxarchive.Archive, name: str) -> None:
     kind = "STRING" if name == "labels" else name
     with pytest.raises(UnsupportedFeatureError, match=rf"m\.onnxa: tensor '{name}': .*{kind}; use"):
         archived.tensor(archive, name)
@@ -150,7 +150,7 @@ def test_what_pytorch_has_no_type_for_is_refused(archive: onnxarchive.Archive, n
 
 @pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize("name", [*SAME, *UNPACKED])
-def test_scalars_and_tensors_without_elements(
+def test_scalars_and_tensors_without_elements_keep_type_and_shape(
     archive: onnxarchive.Archive, name: str, copy: bool
 ) -> None:
     scalar, nothing = (
@@ -177,7 +177,7 @@ def test_a_type_that_this_pytorch_lacks_is_named(
 # Names
 
 
-def test_all_tensors_by_name(archive: onnxarchive.Archive) -> None:
+def test_all_tensors_are_a_mapping_by_name(archive: onnxarchive.Archive) -> None:
     tensors = archived.tensors(archive)
     assert list(tensors) == list(archive.tensors)
     assert len(tensors) == len(archive.tensors)
@@ -261,7 +261,7 @@ def test_a_tensor_of_an_attribute_is_reached_by_its_key(tmp_path: Path) -> None:
 # Warnings, lifetimes, and what is read
 
 
-def test_nothing_is_warned_of_and_no_filter_is_touched(path: Path) -> None:
+def test_no_warning_is_given_and_no_warning_filter_is_changed(path: Path) -> None:
     code = """
 import sys, warnings, onnxarchive
 from onnxarchive.interop import torch as archived

@@ -124,7 +124,7 @@ def export_data(archive: Path, model: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", [link, unzip, extract, export_file, export_data])
-def test_other_tools_read_each_model_as_it_went_in(
+def test_other_tools_read_each_model_as_it_was_saved(
     pair: Pair, tmp_path: Path, way: Callable[[Path, str, Path], Path]
 ) -> None:
     for model, source in pair.sources.items():
@@ -238,7 +238,7 @@ def test_exporting_to_an_archive_works_with_the_weights_in_the_model(tmp_path: P
     assert (tmp_path / "m.onnxa").read_bytes() == (tmp_path / "saved.onnxa").read_bytes()
 
 
-def test_the_older_exporter_writes_a_onnx_whatever_its_name_which_is_converted(
+def test_a_file_of_the_older_exporter_is_converted_whatever_its_name(
     tmp_path: Path,
 ) -> None:
     _export(_module(), tmp_path / "m.onnxa", dynamo=False)

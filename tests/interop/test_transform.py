@@ -86,7 +86,7 @@ def test_below_2_gib_a_function_gets_the_complete_model(products: Path, tmp_path
     assert onnxarchive.load(tmp_path / "new.onnxa") == renamed(two_products())
 
 
-def test_from_2_gib_on_the_caller_has_to_choose(
+def test_from_2_gib_on_the_caller_has_to_choose_what_a_function_gets(
     products: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with onnxarchive.open(products) as archive:
@@ -142,7 +142,7 @@ def test_a_converter_that_does_not_see_the_weights_is_warned_of_and_not_written_
             onnxarchive.transform(products, target, function, weights=weights)
 
 
-def test_casts_of_weights_that_were_there_before_are_no_sign(tmp_path: Path) -> None:
+def test_casts_of_weights_that_the_model_had_before_cause_no_warning(tmp_path: Path) -> None:
     model = with_casts(two_products())
     path = tmp_path / "m.onnxa"
     onnxarchive.save(model, path)
@@ -151,7 +151,7 @@ def test_casts_of_weights_that_were_there_before_are_no_sign(tmp_path: Path) -> 
         onnxarchive.transform(path, path, renamed, weights="hidden")
 
 
-def test_a_domain_whose_operators_are_used_is_no_sign(products: Path) -> None:
+def test_a_new_domain_whose_operators_are_used_causes_no_warning(products: Path) -> None:
     def fused(model: onnx.ModelProto) -> onnx.ModelProto:
         model.graph.node[0].domain = "com.microsoft"
         return with_a_domain(model)
@@ -197,12 +197,12 @@ def test_an_initializer_that_a_branch_returns_stays_in_the_branch(
 # Results that are no model
 
 
-def test_a_function_that_returns_none_is_told_what_to_return(products: Path) -> None:
+def test_the_error_of_a_function_that_returns_none_says_what_to_return(products: Path) -> None:
     with refused(products, TypeError, r"found None; .*pass a function that calls it and returns"):
         onnxarchive.transform(products, products, lambda model: None)  # type: ignore[arg-type,return-value]
 
 
-def test_an_extractor_with_hidden_weights_is_told_what_it_needs(
+def test_the_error_of_an_extractor_with_hidden_weights_says_what_it_needs(
     products: Path, tmp_path: Path
 ) -> None:
     def extract(model: onnx.ModelProto) -> onnx.ModelProto:
