@@ -52,7 +52,7 @@ def test_the_table_has_every_type_of_onnx_but_undefined_and_string() -> None:
 
 
 @every_type
-def test_a_type_is_what_onnx_says_it_is(data_type: DataType) -> None:
+def test_a_data_type_has_the_properties_that_onnx_states(data_type: DataType) -> None:
     assert data_type.dtype == little_endian(helper.tensor_dtype_to_np_dtype(data_type.number))
     assert data_type.typed_field == helper.tensor_dtype_to_field(data_type.number)
     assert data_type.bit_width == BIT_WIDTHS[data_type.number]
@@ -65,7 +65,7 @@ def test_bool_is_the_boolean_type() -> None:
 
 @every_type
 @pytest.mark.parametrize("dims", SHAPES, ids=str)
-def test_arrays_are_those_of_onnx_and_their_bytes_come_back(
+def test_arrays_are_those_of_onnx_and_convert_back_to_the_same_bytes(
     data_type: DataType, dims: tuple[int, ...]
 ) -> None:
     tensor = raw_tensor("x", data_type.number, dims, seed=3)
@@ -212,11 +212,11 @@ def test_big_endian_arrays_are_stored_little_endian(name: str) -> None:
 
 
 @every_type
-def test_the_type_of_an_array_is_found(data_type: DataType) -> None:
+def test_the_data_type_of_an_array_is_found(data_type: DataType) -> None:
     assert dtypes.of_array(np.zeros(1, data_type.dtype)) is data_type
 
 
-def test_types_of_c_that_are_the_same_are_found() -> None:
+def test_every_number_type_of_c_has_a_data_type() -> None:
     for char in "bhilqBHILQefd?FD":
         data_type = dtypes.of_array(np.zeros(1, char))
         assert data_type.dtype == little_endian(np.dtype(char))

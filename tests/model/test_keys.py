@@ -74,7 +74,7 @@ def _assign(*names: str) -> list[str]:
         ("0" * 255, "_" + "0" * 254),
     ],
 )
-def test_a_key_is_the_name_where_it_can_be(name: str, key: str) -> None:
+def test_a_key_is_the_name_if_possible(name: str, key: str) -> None:
     assert _assign(name) == [key]
     assert is_key(key)
 
@@ -96,7 +96,7 @@ def test_a_key_is_the_name_where_it_can_be(name: str, key: str) -> None:
     ],
     ids=lambda names: names[0][:20],
 )
-def test_a_number_tells_equal_keys_apart(names: list[str], keys: list[str]) -> None:
+def test_a_number_distinguishes_equal_keys(names: list[str], keys: list[str]) -> None:
     assert _assign(*names) == keys
 
 
@@ -187,7 +187,7 @@ NO_KEYS = [
 ]
 
 
-def test_keys_are_identifiers_but_the_folder_of_assets() -> None:
+def test_keys_are_identifiers_other_than_the_folder_of_assets() -> None:
     assert [name for name in KEYS if not is_key(name)] == []
     assert [name for name in NO_KEYS if is_key(name)] == []
 
@@ -301,12 +301,12 @@ def test_a_name_that_is_no_key_is_refused_with_the_names_that_are_allowed() -> N
         check_names(["Assets", MODEL_PROTO], Strict())
 
 
-def test_a_last_name_that_may_not_be_the_last_is_not_judged() -> None:
+def test_a_last_name_that_may_not_be_the_last_is_not_checked() -> None:
     check_names(["a"], Strict(), are_all=False)
     check_names([], Strict(), are_all=False)
 
 
-def test_an_asset_that_is_not_composed_is_said_in_letters_that_differ() -> None:
+def test_an_asset_name_that_is_not_composed_is_quoted_with_escapes() -> None:
     with pytest.raises(ArchiveFormatError, match=r"Form C.*found 'assets/e\\u0301'"):
         check_names(["assets/e\u0301", MODEL_PROTO], Strict())
 

@@ -130,7 +130,7 @@ def read_all(fields: Iterator[Any]) -> tuple[list[Any], int | None]:
 @requires(whole=10, malformed=10)
 @settings(deadline=None, max_examples=100)
 @given(models(), st.sets(st.sampled_from([8, 0x2A, 0x3A, 0x3D, 0x40, 0x4A, 0x7A, 0x82])))
-def test_fields_are_those_that_are_found_value_by_value(data: bytes, tags: set[int]) -> None:
+def test_fields_are_those_that_a_plain_reader_finds(data: bytes, tags: set[int]) -> None:
     fields, fault = read_all(plain_wire.fields_of(data, 0, len(data), 0))
     came("whole" if fault is None else "malformed")
     assert read_all(wire.fields_in(data, 0, len(data), 0)) == (fields, fault)
@@ -195,7 +195,7 @@ def expected_count(data: bytes, limit: int) -> str:
 @requires(more=10, enough=10, malformed=10)
 @settings(deadline=None, max_examples=200)
 @given(models(), st.integers(0, 20))
-def test_messages_are_those_that_are_counted_value_by_value(data: bytes, limit: int) -> None:
+def test_messages_are_counted_as_by_a_plain_reader(data: bytes, limit: int) -> None:
     try:
         found = "more" if wire.have_more_messages([data], limit) else "enough"
     except ArchiveFormatError as error:
@@ -258,7 +258,7 @@ def steps() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_no_value_of_a_long_list_takes_a_step(name: str) -> None:
+def test_values_of_a_long_list_take_no_step_of_python_each(name: str) -> None:
     make, path = LISTS[name]
     counts = []
     for count in (COUNT, 4 * COUNT):
@@ -331,7 +331,7 @@ def export(folder: Path) -> None:
     [convert, open_and_close, edit, edit_model, check, link, export],
     ids=lambda it: it.__name__,
 )
-def test_no_value_of_a_forest_takes_a_step(
+def test_values_of_a_forest_take_no_step_of_python_each(
     act: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proto, "MAX_MESSAGES", 100)  # so that a small model is read to count them

@@ -38,7 +38,7 @@ from onnxarchive.model.tensors import TensorRefs
 
 @settings(deadline=None)
 @given(model_protos())
-def test_a_model_comes_back_equal(model: onnx.ModelProto) -> None:
+def test_a_serialized_model_is_parsed_to_an_equal_one(model: onnx.ModelProto) -> None:
     data = proto.serialize(model)
     assert proto.parse(data, Strict()) == model
     assert proto.serialize(onnx.ModelProto.FromString(data)) == proto.encode(model) == data
@@ -77,7 +77,7 @@ def test_an_empty_graph_is_a_graph() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\0", b"text", b"\x08", b"\x3a\x05\0", b"\xff" * 20], ids=repr
 )
-def test_other_bytes_are_no_model(data: bytes) -> None:
+def test_bytes_of_another_kind_are_no_model(data: bytes) -> None:
     with pytest.raises(ArchiveFormatError) as caught:
         proto.parse(data, Strict())
     assert caught.value.rule == "MODEL-3"
@@ -87,7 +87,7 @@ def test_other_bytes_are_no_model(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("depth", [*range(32, 37), 300])
-def test_what_cannot_be_parsed_is_not_serialized(depth: int) -> None:
+def test_a_model_that_protobuf_could_not_parse_is_not_serialized(depth: int) -> None:
     # protobuf writes deeper than it reads
     model = nested_model(depth)
     data = model.SerializeToString()
@@ -128,7 +128,7 @@ def test_a_filled_model_over_the_limit_is_refused_with_the_remedy(
     assert caught.value.rule == "MODEL-2"
 
 
-def test_what_filled_a_model_is_freed_without_a_garbage_collection() -> None:
+def test_the_data_of_a_filled_model_is_freed_without_a_garbage_collection() -> None:
     data = model_of(external(raw_tensor("w", dims=(1000,)), "w")).SerializeToString()
     weight = memoryview(bytes(4000))
     reference = weakref.ref(weight)
@@ -288,7 +288,7 @@ def test_every_broken_rule_is_reported_and_not_only_the_first() -> None:
     assert rules == ["DATA-1", "DATA-5", "TENSOR-3", "DATA-2"]
 
 
-def test_a_tensor_is_judged_as_far_as_possible_whatever_is_wrong_with_it() -> None:
+def test_a_faulty_tensor_is_checked_as_far_as_possible() -> None:
     tensor = external(raw_tensor("w"), "w", foo="1", offset="4")
     tensor.dims[:] = [-1]
     tensor.data_type = 99
@@ -303,7 +303,7 @@ def test_a_tensor_is_judged_as_far_as_possible_whatever_is_wrong_with_it() -> No
     assert _references(model, {"w": 16}) == [everything[0], "DATA-3", *everything[1:]]
 
 
-def test_a_tensor_of_no_type_has_dims_that_are_judged() -> None:
+def test_the_dims_of_a_tensor_without_type_are_checked() -> None:
     tensor = external(raw_tensor("w"), "w")
     tensor.data_type = 99
     assert _references(model_of(tensor), {"w": 16}) == ["TENSOR-1"]
@@ -318,7 +318,7 @@ def test_a_key_of_unknown_size_is_a_key() -> None:
     assert _references(model_of(tensor), {"w": None}) == ["DATA-5"]
 
 
-def test_a_key_among_those_that_are_not_known_is_not_missed() -> None:
+def test_an_unknown_key_is_no_fault_if_only_some_keys_are_known() -> None:
     model = model_of(external(raw_tensor("w"), "w"))
     assert _check(model, {}, Strict(), are_all=False) == {}
 
@@ -352,7 +352,7 @@ def test_every_finding_names_the_entry_of_the_key_or_of_the_model() -> None:
     assert of_further.entries == entries
 
 
-def test_what_a_model_says_is_not_printed_as_a_whole() -> None:
+def test_long_values_of_a_model_are_not_printed_in_full() -> None:
     long = "x" * 1_000_000
     shared = external(raw_tensor(long), "w", **{long: long, "offset": long})
     shared.dims[:] = [(1 << 63) - 1] * 60
@@ -363,13 +363,13 @@ def test_what_a_model_says_is_not_printed_as_a_whole() -> None:
     assert max(map(len, collected.messages)) < 600
 
 
-def test_tensors_that_the_model_holds_are_not_looked_at() -> None:
+def test_tensors_that_the_model_holds_are_not_checked() -> None:
     model = model_of(raw_tensor("a"), typed(raw_tensor("b")))
     model.graph.initializer[0].dims[:] = [-1]
     assert _references(model, {}) == []
 
 
-def test_an_impossible_number_of_dims_is_not_printed_as_a_whole() -> None:
+def test_an_impossible_number_of_dims_is_not_printed_in_full() -> None:
     model = _change(lambda it: it.dims.extend([7] * 100_000))
     collected = Findings()
     _check(model, {"w": 16}, collected)
@@ -377,7 +377,7 @@ def test_an_impossible_number_of_dims_is_not_printed_as_a_whole() -> None:
     assert len(collected.messages[0]) < 1000
 
 
-def test_a_wrong_number_of_bytes_is_said_with_type_and_shape() -> None:
+def test_a_wrong_number_of_bytes_is_reported_with_type_and_shape() -> None:
     model = model_of(external(raw_tensor("layer/w", TensorProto.INT4, (3, 5)), "w"))
     with pytest.raises(ArchiveFormatError) as caught:
         _check(model, {"w": 9}, Strict())
@@ -404,7 +404,7 @@ def test_tensors_of_every_type_and_of_any_rank_fit_their_entries() -> None:
 
 @pytest.mark.sweep
 @requires(sound=100, broken=500)
-def test_changed_bytes_of_a_model_are_found_as_without_a_glance() -> None:
+def test_changed_bytes_of_a_model_are_found_as_without_the_fast_path() -> None:
     tensors_of = {"w": (2, 2), "v": (2, 2), "u": ()}
     model = model_of(*(external(raw_tensor(it, 1, dims), it) for it, dims in tensors_of.items()))
     data = model.SerializeToString()

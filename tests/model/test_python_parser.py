@@ -48,7 +48,7 @@ def result(data: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("data", ["VALID", "nested(100)"])
-def test_a_valid_model_is_read(data: str) -> None:
+def test_the_python_parser_reads_a_valid_model(data: str) -> None:
     assert result(data) == "10\n"
 
 
@@ -61,7 +61,7 @@ def test_a_valid_model_is_read(data: str) -> None:
         (r'VALID + b"\xa3\x06" * 100 + b"\xa4\x06" * 100', (), "too many levels of nesting"),
     ],
 )
-def test_what_it_cannot_read_is_not_supported_and_breaks_no_rule(
+def test_a_model_that_the_python_parser_cannot_read_is_not_supported_and_breaks_no_rule(
     data: str, arguments: tuple[str, ...], reason: str
 ) -> None:
     text = result(data, *arguments)
@@ -80,7 +80,7 @@ def test_what_it_cannot_read_is_not_supported_and_breaks_no_rule(
         ("nested(101)", "at most 100 nested messages"),
     ],
 )
-def test_what_is_malformed_breaks_the_rule_as_with_every_parser(data: str, fault: str) -> None:
+def test_a_malformed_model_breaks_the_rule_as_with_every_parser(data: str, fault: str) -> None:
     text = result(data)
     assert text.startswith("ArchiveFormatError: ")
     assert fault in text

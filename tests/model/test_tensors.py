@@ -138,7 +138,7 @@ def test_unknown_fields_of_messages_on_the_way_to_a_tensor_are_kept() -> None:
     assert copy.SerializeToString().count(unknown) == 4
 
 
-def test_what_a_tensor_says_beside_its_data_is_kept() -> None:
+def test_fields_of_a_tensor_beside_its_data_are_kept() -> None:
     tensor = raw_tensor("w")
     tensor.doc_string = "what it is"
     tensor.metadata_props.add(key="k", value="v")
@@ -151,7 +151,7 @@ def test_what_a_tensor_says_beside_its_data_is_kept() -> None:
     assert located.metadata_props[0].value == "v"
 
 
-def test_an_empty_message_on_the_way_to_nothing_is_still_there() -> None:
+def test_an_empty_message_without_tensors_is_kept() -> None:
     model = model_of(raw_tensor("w"))
     model.graph.node.append(node(attribute("g", g=onnx.GraphProto())))
     ((path,),) = [[ref.path for ref in tensors.walk(model)]]
@@ -234,7 +234,7 @@ def test_typed_data_of_another_size_is_refused(count: int) -> None:
         ("UINT2", (1 << 62, 2), False),
     ],
 )
-def test_shapes_that_no_array_has_are_told(
+def test_shapes_that_no_array_has_are_recognised(
     data_type: str, dims: tuple[int, ...], is_possible: bool
 ) -> None:
     number = TensorProto.DataType.Value(data_type)
@@ -301,7 +301,9 @@ NO_NUMBERS = [
 
 @pytest.mark.parametrize("field", ["offset", "length"])
 @pytest.mark.parametrize("number", NO_NUMBERS)
-def test_what_int_takes_and_a_number_is_not_is_refused(field: str, number: str) -> None:
+def test_texts_that_int_takes_but_are_no_decimal_numbers_are_refused(
+    field: str, number: str
+) -> None:
     ref = _ref(external(raw_tensor("w"), "key", **{field: number}))
     says = r"'w'.*in at most 19 decimal digits without leading zeros, found"
     with pytest.raises(ArchiveFormatError, match=says) as caught:
@@ -313,7 +315,7 @@ def test_what_int_takes_and_a_number_is_not_is_refused(field: str, number: str) 
     assert collected.rules == ["DATA-5"]
 
 
-def test_bad_pairs_hide_nothing_behind_them() -> None:
+def test_a_faulty_pair_of_external_data_hides_no_later_pair() -> None:
     tensor = TensorProto(name="w", data_location=TensorProto.EXTERNAL)
     pairs = [("offset ", "1"), ("location", "key"), ("offset", "?"), ("location", "other")]
     for key, value in pairs:
@@ -331,7 +333,7 @@ def test_bad_pairs_hide_nothing_behind_them() -> None:
     assert collected.entries[-1] == "key"
 
 
-def test_a_key_may_be_allowed_besides_and_then_once() -> None:
+def test_a_further_key_of_external_data_may_be_allowed_once() -> None:
     also_allowed = frozenset({"basepath"})
     ref = _ref(external(raw_tensor("w"), "key", basepath="/tmp"))
     found = tensors.external_data(ref, Strict(), also_allowed=also_allowed)
@@ -351,7 +353,7 @@ def test_a_key_may_be_allowed_besides_and_then_once() -> None:
     ],
     ids=repr,
 )
-def test_external_data_that_is_no_text_is_judged_by_its_bytes(
+def test_external_data_that_is_not_utf_8_is_checked_by_its_bytes(
     pair: bytes, rules: list[str]
 ) -> None:
     # protobuf gives bytes in the place of a string that is not UTF-8
@@ -364,7 +366,7 @@ def test_external_data_that_is_no_text_is_judged_by_its_bytes(
     assert collected.rules == rules
 
 
-def test_a_location_that_is_no_text_is_that_of_no_text() -> None:
+def test_a_location_that_is_not_utf_8_keeps_its_bytes() -> None:
     tensor = TensorProto(name="w", data_location=TensorProto.EXTERNAL)
     tensor.external_data.add().MergeFromString(b"\x0a\x08location\x12\x02k\xff")
     found = tensors.external_data(_ref(tensor), Strict())
@@ -373,7 +375,7 @@ def test_a_location_that_is_no_text_is_that_of_no_text() -> None:
     assert found.location.encode(errors="surrogateescape") == b"k\xff"
 
 
-def test_a_name_that_is_no_text_can_be_said() -> None:
+def test_a_name_that_is_not_utf_8_can_be_printed() -> None:
     damaged = raw_tensor("MARK").SerializeToString().replace(b"MARK", b"M\xffRK")
     ref = _ref(TensorProto.FromString(damaged))
     assert ref.name == "M\ufffdRK"
@@ -452,7 +454,7 @@ def test_a_tensor_of_whole_bytes_has_no_unused_bits(data_type: str) -> None:
     assert _checked(tensor, b"") == []
 
 
-def test_a_broken_value_names_tensor_and_entry() -> None:
+def test_the_error_of_a_broken_value_names_tensor_and_entry() -> None:
     tensor = TensorProto(name="layer/mask", data_type=TensorProto.BOOL, dims=[1])
     with pytest.raises(ArchiveFormatError, match="layer/mask") as caught:
         list(tensors.checked(_ref(tensor), [memoryview(b"\2")], Strict(), entry="layer_mask"))
@@ -460,7 +462,7 @@ def test_a_broken_value_names_tensor_and_entry() -> None:
 
 
 @given(names)
-def test_a_tensor_ref_can_be_said_whatever_its_name(name: str) -> None:
+def test_a_tensor_ref_can_be_printed_whatever_its_name(name: str) -> None:
     assert quoted(name) in str(_ref(raw_tensor(name)))
 
 

@@ -406,7 +406,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_a_tensor_is_stripped_wherever_it_stands(place: str) -> None:
+def test_tensors_of_every_place_are_stripped(place: str) -> None:
     data = within(place, raw_tensor())
     result = strip_weights(data)
     (span,) = result.spans
@@ -504,7 +504,7 @@ def test_a_tensor_that_cannot_be_stripped_stays_byte_for_byte(case: str) -> None
     assert strip_weights(data) == StrippedModel(data, ())
 
 
-def test_the_last_data_type_counts_in_32_bits() -> None:
+def test_the_last_of_several_data_types_counts_and_has_32_bits() -> None:
     types = tensor_of(data_type=TensorProto.FLOAT)
     types += tensor_of(data_type=2**32 + TensorProto.INT64, int64_data=b"\1" * 2000)
     (span,) = strip_weights(model_of(types)).spans
@@ -881,7 +881,7 @@ def test_filling_nothing_changes_nothing_or_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("spelled", [TensorProto.DEFAULT, 7])
-def test_a_location_of_data_that_the_model_spells_out_comes_back(spelled: int) -> None:
+def test_a_data_location_that_the_model_states_is_restored_by_filling(spelled: int) -> None:
     spelled_out = tensor_of(data_location=spelled)
     for tensor in (raw_tensor(more=spelled_out), raw_tensor() + spelled_out):
         data = model_of(tensor)
@@ -891,7 +891,7 @@ def test_a_location_of_data_that_the_model_spells_out_comes_back(spelled: int) -
         assert refilled(data, result) == data
 
 
-def test_the_last_location_counts() -> None:
+def test_the_last_of_several_locations_counts() -> None:
     tensor = external_tensor(b"first") + external_tensor(b"last")
     asked: list[str] = []
     fill(model_of(tensor), asked.append)

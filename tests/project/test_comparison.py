@@ -123,17 +123,17 @@ def _load(path: Path) -> object:
     return {key: array.copy() for key, array in _arrays(path).items()}
 
 
-def test_every_format_gives_the_tensors_back(path: Path) -> None:
+def test_every_format_of_the_table_gives_the_tensors_back(path: Path) -> None:
     arrays = _arrays(path)
     assert arrays.keys() == TENSORS.keys()
     assert all(np.array_equal(arrays[key], array) for key, array in TENSORS.items())
 
 
-def test_number_of_files(path: Path, name: str) -> None:
+def test_the_table_states_the_number_of_files(path: Path, name: str) -> None:
     assert _cell("files for one model", name) == str(len(list(path.parent.iterdir())))
 
 
-def test_which_formats_hold_the_graph(path: Path, name: str) -> None:
+def test_the_table_states_which_formats_hold_the_graph(path: Path, name: str) -> None:
     readers: dict[str, Any] = {".onnxa": onnxarchive.load, ".onnx": onnx.load}
     read = readers.get(path.suffix)
     assert _cell("holds the graph", name) == _yes(read is not None)
@@ -143,11 +143,11 @@ def test_which_formats_hold_the_graph(path: Path, name: str) -> None:
         assert _arrays(path).keys() == TENSORS.keys()
 
 
-def test_which_formats_unzip(path: Path, name: str) -> None:
+def test_the_table_states_which_formats_unzip_opens(path: Path, name: str) -> None:
     assert _cell("opened by `unzip`", name) == _yes(zipfile.is_zipfile(path))
 
 
-def test_where_tensors_begin(path: Path, name: str) -> None:
+def test_the_table_states_where_tensors_begin(path: Path, name: str) -> None:
     content = _data_file(path).read_bytes()
     offsets = {key: content.index(array.tobytes()) for key, array in TENSORS.items()}
     cell = _cell("tensors begin at multiples of", name)
@@ -160,7 +160,7 @@ def test_where_tensors_begin(path: Path, name: str) -> None:
     assert any(offset % (2 * unit) for offset in offsets.values())
 
 
-def test_which_arrays_are_views_of_the_file(path: Path, name: str) -> None:
+def test_the_table_states_which_arrays_are_views_of_the_file(path: Path, name: str) -> None:
     """A view shows bytes that are written to the file later; a copy does not."""
     cell = _cell("numpy views without a copy", name)
     ways = [cell, ""] if cell not in ("yes", "no") else [""]
@@ -174,7 +174,7 @@ def test_which_arrays_are_views_of_the_file(path: Path, name: str) -> None:
     assert are_views == ([True, False] if len(ways) == 2 else [cell == "yes"])
 
 
-def test_where_a_flipped_bit_is_found(path: Path, name: str) -> None:
+def test_the_table_states_where_a_flipped_bit_is_found(path: Path, name: str) -> None:
     file = _data_file(path)
     content = bytearray(file.read_bytes())
     content[content.index(TENSORS["b"].tobytes()) + 2000] ^= 1
@@ -187,6 +187,6 @@ def test_where_a_flipped_bit_is_found(path: Path, name: str) -> None:
     assert _cell("loading the whole file compares checksums", name) == _yes(found)
 
 
-def test_which_formats_hold_pickles(path: Path, name: str) -> None:
+def test_the_table_states_which_formats_hold_pickles(path: Path, name: str) -> None:
     names = zipfile.ZipFile(path).namelist() if zipfile.is_zipfile(path) else []
     assert _cell("holds pickles", name) == _yes(any(it.endswith(".pkl") for it in names))

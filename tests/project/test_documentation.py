@@ -115,7 +115,7 @@ def test_calls_of_recipes_in_the_readme_are_those_that_the_recipes_document() ->
         assert f"\npython {program} {arguments}\n" in recipe.split('"""')[1]
 
 
-def test_readme_is_for_five_minutes() -> None:
+def test_readme_has_at_most_260_lines() -> None:
     assert len(README.splitlines()) <= 260
 
 
@@ -141,7 +141,7 @@ def test_picture_of_the_layout_shows_a_real_archive(path: Path) -> None:
     assert f"{path.stat().st_size:,} bytes" in shown
 
 
-def test_readers_that_are_promised_to_agree_are_those_that_are_compared() -> None:
+def test_readers_that_are_promised_to_agree_are_compared() -> None:
     (claim,) = re.findall(
         r"^- \*\*One reading\.\*\* .*?:(.*?)\.\s", SECURITY, re.DOTALL | re.MULTILINE
     )

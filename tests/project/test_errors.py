@@ -57,7 +57,7 @@ def test_a_message_states_the_fault_where_nothing_is_compared() -> None:
     assert [it for it in texts if NO_COMPARISON.search(it[2])] == []
 
 
-def test_a_report_raises_with_rule_entry_and_message() -> None:
+def test_a_strict_report_raises_an_error_with_rule_entry_and_message() -> None:
     with pytest.raises(ArchiveFormatError) as caught:
         Strict().broken("ZIP-1", "expected this, found that", entry="w")
     assert (caught.value.rule, caught.value.entry) == ("ZIP-1", "w")
@@ -78,7 +78,7 @@ def test_the_innermost_file_is_named() -> None:
     assert caught.value.path == "inner"
 
 
-def test_what_convert_can_mend_names_the_command(
+def test_an_error_that_convert_can_mend_names_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

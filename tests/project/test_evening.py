@@ -164,7 +164,7 @@ def make_files() -> None:
     Path("a page.html").write_text("<!DOCTYPE html><html>Sign in</html>")
 
 
-def test_evening(
+def test_commands_of_a_first_evening_say_what_to_do_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

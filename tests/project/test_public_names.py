@@ -80,7 +80,7 @@ print([name for name in unneeded if f"onnxarchive.{name}" in sys.modules])
     assert run_python(code, path) == "1\n[]\n[]\n"
 
 
-def test_type_checkers_are_told_of_the_same_names() -> None:
+def test_type_checkers_see_the_same_public_names() -> None:
     tree = ast.parse(Path(onnxarchive.__file__).read_text())
     conditions = {ast.unparse(it.test): it for it in tree.body if isinstance(it, ast.If)}
     told = {}
@@ -128,7 +128,7 @@ def test_every_function_takes_none_for_a_model_that_is_not_chosen() -> None:
     assert set(chosen.values()) == {None}
 
 
-def test_a_name_that_is_none_is_told_as_in_every_module() -> None:
+def test_a_missing_name_raises_the_error_of_any_module() -> None:
     assert not hasattr(onnxarchive, "no_such_name")
     with pytest.raises(AttributeError) as caught:
         onnxarchive.sav  # noqa: B018
@@ -191,7 +191,7 @@ print(names == vars(zipfile))
     assert run_python(code, path) == "[]\nTrue\n"
 
 
-def test_types_are_marked_as_such() -> None:
+def test_the_package_is_marked_as_typed() -> None:
     assert (ROOT / "onnxarchive" / "py.typed").exists()
 
 
@@ -202,7 +202,7 @@ def test_a_star_import_gives_the_public_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["open", "load", "check", "export", "extract", "convert", "link"])
-def test_the_file_comes_first(name: str) -> None:
+def test_the_file_is_the_first_argument_of_a_function(name: str) -> None:
     parameters = list(inspect.signature(getattr(onnxarchive, name)).parameters.values())
     parameters = [it for it in parameters if it.kind is not it.VAR_KEYWORD]
     takes_more = name in ("open", "load", "check", "convert")
@@ -237,7 +237,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 }
 
 
-def test_every_function_with_options_for_remote_archives_is_called_below() -> None:
+def test_every_function_with_options_for_remote_archives_is_tested() -> None:
     functions = {name: getattr(onnxarchive, name) for name in onnxarchive.__all__}
     parameters = {
         name: inspect.signature(function).parameters.values()
@@ -277,7 +277,7 @@ def test_a_misspelled_argument_is_refused_with_an_open_archive(path: Path, funct
 @pytest.mark.parametrize(
     ("function", "library"), [(run, "onnxruntime"), (Server, "netron")], ids=["run", "view"]
 )
-def test_what_runs_or_shows_an_archive_refuses_a_misspelled_argument(
+def test_functions_that_run_or_show_an_archive_refuse_a_misspelled_argument(
     path: Path, function: Any, library: str
 ) -> None:
     pytest.importorskip(library)
@@ -287,7 +287,7 @@ def test_what_runs_or_shows_an_archive_refuses_a_misspelled_argument(
 
 
 @pytest.mark.parametrize("kind", ["path", "bytes", "file object"])
-def test_what_is_not_remote_ignores_options_for_remote_archives(kind: str, tmp_path: Path) -> None:
+def test_local_sources_ignore_options_for_remote_archives(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "m.onnxa"
     onnxarchive.save(model_of(raw_tensor("w")), path)
     options: Any = {"storage_options": {"region": "here"}, "cache": tmp_path / "cache"}

@@ -20,19 +20,19 @@ NAMES = sorted(set(re.findall(rf"`((?:{'|'.join(ROOMS)})(?:\.\w+)+)`", CONTRIBUT
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_name_with_dots_is_in_the_package(name: str) -> None:
+def test_each_dotted_name_in_contributing_is_in_the_package(name: str) -> None:
     room, module, *attributes = name.split(".")
     found = importlib.import_module(f"onnxarchive.{room}.{module}")
     for attribute in attributes:
         found = getattr(found, attribute)
 
 
-def test_the_walks_name_the_rooms_that_they_pass() -> None:
+def test_the_walks_in_contributing_name_the_rooms_that_they_pass() -> None:
     rooms = {name.partition(".")[0] for name in NAMES}
     assert rooms >= {"model", "reading", "writing", "zipformat"}
 
 
-def test_the_table_has_each_room() -> None:
+def test_the_table_in_contributing_has_each_room() -> None:
     rooms = CONTRIBUTING.partition("| beside the package |")[0]
     assert sorted(re.findall(r"^\| `(\w+)/` \|", rooms, re.MULTILINE)) == ROOMS
 
@@ -56,7 +56,7 @@ def test_no_room_has_more_than_14_modules_and_no_module_more_than_600_lines() ->
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`([a-z_]+/[\w/.]*)`", CONTRIBUTING))))
-def test_each_path_exists(path: str) -> None:
+def test_each_path_in_contributing_exists(path: str) -> None:
     assert any((ROOT / above / path).exists() for above in ("", "onnxarchive", "tests"))
 
 

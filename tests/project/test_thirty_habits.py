@@ -37,7 +37,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_habits_of_mappings(path: Path) -> None:
+def test_archives_follow_the_habits_of_mappings(path: Path) -> None:
     with onnxarchive.open(path) as archive:  # 1: with
         mappings = (archive.tensors, archive.assets, archive.entries, archive.models)
         assert all(isinstance(each, Mapping) for each in mappings)
@@ -63,7 +63,7 @@ def test_habits_of_mappings(path: Path) -> None:
     assert weight.shape == (1024, 16)
 
 
-def test_habits_of_objects(path: Path) -> None:
+def test_archives_and_errors_follow_the_habits_of_objects(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         assert repr(archive) == f"<onnxarchive.Archive {str(path)!r}, 3 entries>"  # 11: repr
         with pickle.loads(pickle.dumps(archive)) as again:  # 12: pickle
@@ -80,7 +80,7 @@ def test_habits_of_objects(path: Path) -> None:
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # 14: errors in processes
 
 
-def test_habits_of_paths_and_files(path: Path, tmp_path: Path) -> None:
+def test_functions_follow_the_habits_of_paths_and_files(path: Path, tmp_path: Path) -> None:
     class Named:
         def __fspath__(self) -> str:
             return str(path)
@@ -103,7 +103,7 @@ def test_habits_of_paths_and_files(path: Path, tmp_path: Path) -> None:
     assert isinstance(onnx.load(path), onnx.ModelProto)  # 19: the tool one knows
 
 
-def test_habits_of_the_prompt(path: Path) -> None:
+def test_the_package_follows_the_habits_of_the_prompt(path: Path) -> None:
     assert "open" in dir(onnxarchive)  # 20: completion of names
     with onnxarchive.open(path) as archive:
         assert "tensors" in dir(archive)
@@ -132,7 +132,7 @@ def test_every_command_has_help_by_either_option(capsys: Captured) -> None:
     assert run() == 2
 
 
-def test_habits_of_the_shell(path: Path, tmp_path: Path) -> None:
+def test_commands_follow_the_habits_of_the_shell(path: Path, tmp_path: Path) -> None:
     def shell(command: str, **environment: str) -> str:
         done = subprocess.run(
             ["bash", "-o", "pipefail", "-c", command.replace("ONNXARCHIVE", " ".join(COMMAND))],
@@ -156,7 +156,7 @@ def test_habits_of_the_shell(path: Path, tmp_path: Path) -> None:
     assert np.load(tmp_path / "w.npy").shape == (1024, 16)
 
 
-def test_habits_of_scripts(path: Path) -> None:
+def test_commands_follow_the_habits_of_scripts(path: Path) -> None:
     missing = subprocess.run(
         [*COMMAND, "info", "missing", "--json"], capture_output=True, text=True, cwd=path.parent
     )

@@ -47,7 +47,7 @@ def windows(folder: Path, no_clones: None, monkeypatch: pytest.MonkeyPatch) -> W
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", sorted(CALLS))
-def test_every_call_gives_the_same_files(
+def test_every_call_gives_the_same_files_on_windows(
     folder: Path, no_clones: None, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     other = folder.with_name("other")
@@ -164,7 +164,7 @@ def test_names_that_windows_does_not_give_to_files_are_refused_before_anything_i
     assert contents(folder) == before
 
 
-def test_other_names_are_extracted(folder: Path, windows: Windows) -> None:
+def test_names_that_windows_allows_are_extracted(folder: Path, windows: Windows) -> None:
     assets = {name: name.encode() for name in ALLOWED}
     onnxarchive.save(runnable_model(), folder / "named.onnxa", assets=assets)
     onnxarchive.extract(folder / "named.onnxa", folder / "new")
@@ -173,7 +173,9 @@ def test_other_names_are_extracted(folder: Path, windows: Windows) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_only_windows_refuses_such_names(tmp_path: Path, name: str) -> None:
+def test_only_windows_refuses_names_that_it_does_not_give_to_files(
+    tmp_path: Path, name: str
+) -> None:
     if os.name == "nt":
         pytest.skip("Windows refuses them")
     onnxarchive.save(model_of(), tmp_path / "m.onnxa", assets={name: b"1"})
@@ -201,7 +203,7 @@ def test_a_download_does_not_get_the_name_of_a_device(folder: Path, windows: Win
     assert contents(folder / "empty") == {}
 
 
-def test_only_the_models_with_such_names_are_not_converted(
+def test_only_models_with_the_name_of_a_device_are_not_converted(
     folder: Path, windows: Windows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     objects: dict[str, Any] = {}
@@ -287,7 +289,9 @@ def test_output_to_a_program_that_has_ended_is_a_broken_pipe(
     dropped.assert_called_once()
 
 
-def test_elsewhere_it_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_to_an_ended_program_with_the_error_of_windows_is_an_error_elsewhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if os.name == "nt":
         pytest.skip("Windows has no other error for a broken pipe")
     monkeypatch.setattr(sys, "stdout", Ended())
