@@ -125,7 +125,7 @@ def test_initializers_of_the_main_graph_and_its_subgraphs_are_tensors(archive: A
     assert archive.tensors.get("layer_0_weight") is None
 
 
-def test_initializers_tell_their_keys(archive: Archive) -> None:
+def test_the_key_of_an_initializer_is_found_by_its_name(archive: Archive) -> None:
     assert archive.tensors.key("layer.0/weight") == "layer_0_weight"
     assert archive.tensors.key("scale") is None  # the model holds it
     with pytest.raises(TensorNotFoundError, match="'layer_0_weight'"):
@@ -151,7 +151,7 @@ def test_assets_are_shown_by_their_path(archive: Archive) -> None:
         archive.assets["a/nothing"]
 
 
-def test_an_archive_and_its_tensors_say_what_they_are(path: Path, archive: Archive) -> None:
+def test_an_archive_and_its_tensors_have_a_short_repr(path: Path, archive: Archive) -> None:
     assert repr(archive) == f"<onnxarchive.Archive {str(path)!r}, 6 entries>"
     assert repr(archive.tensors) == f"<5 tensors of {str(path)!r}>"
     assert archive.path == str(path)
@@ -295,7 +295,7 @@ def test_an_ambiguous_name_is_not_among_the_tensors(branches: Archive) -> None:
     assert len(dict(branches.tensors)) == 3
 
 
-def test_an_ambiguous_name_in_the_model_says_where_it_stands(branches: Archive) -> None:
+def test_the_error_of_an_ambiguous_name_says_where_it_occurs(branches: Archive) -> None:
     with pytest.raises(TensorNotFoundError) as caught:
         branches.tensors["b"]
     for index in range(2):
@@ -334,7 +334,7 @@ def test_a_branch_that_is_removed_in_memory_gives_its_name_no_other_tensor(
         assert branches.tensors.key("w") == ("w", "w_2")[left]
 
 
-def test_what_the_model_in_memory_has_no_more_is_no_tensor(branches: Archive) -> None:
+def test_an_initializer_that_was_removed_in_memory_is_no_tensor(branches: Archive) -> None:
     del branches.model.graph.node[:]
     assert list(branches.tensors) == ["own"]
     for name in ("w", "own1", "b"):
@@ -379,7 +379,7 @@ def test_data_lies_aligned_in_memory(archive: Archive) -> None:
         assert archive.tensors[name].ctypes.data % 64 == 0
 
 
-def test_views_outlive_close_which_may_come_twice_and_the_archive_and_the_file(path: Path) -> None:
+def test_views_outlive_the_archive_its_file_and_a_second_close(path: Path) -> None:
     archive = onnxarchive.open(path)
     array = archive.tensors["layer.0/weight"]
     packed_view = archive.read("inner")
@@ -426,7 +426,7 @@ def test_an_archive_closes_when_a_block_ends_by_an_error(path: Path) -> None:
         archive.read("inner")
 
 
-def test_no_descriptor_and_no_map_is_left(path: Path) -> None:
+def test_a_closed_archive_leaves_no_descriptor_and_no_map(path: Path) -> None:
     archive = onnxarchive.open(path)
     assert open_below(path.parent) == [str(path)]  # a descriptor, and no map
     views = [archive.read(name) for name in archive.entries for _ in range(10)]
@@ -448,7 +448,7 @@ def test_an_archive_that_nobody_closed_leaves_nothing(path: Path) -> None:
     assert open_below(path.parent) == []
 
 
-def test_no_descriptor_is_left_by_what_fails(path: Path) -> None:
+def test_a_failed_call_leaves_no_descriptor(path: Path) -> None:
     path.write_bytes(b"text")
     of_other_tests = open_below(path.parent.parent)  # whose closing was made to fail
     for call in (onnxarchive.open, onnxarchive.load):
@@ -559,7 +559,7 @@ def test_a_shape_that_is_changed_in_memory_changes_no_tensor_of_the_archive(
             assert found.tobytes() == array.tobytes()
 
 
-def test_entries_are_the_same_by_name_and_one_after_the_other(path: Path) -> None:
+def test_entries_are_the_same_by_name_and_by_iteration(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         entries = archive.entries
         found = [entries[name] for name in entries]
@@ -623,7 +623,7 @@ def test_one_flipped_bit_is_found(path: Path, name: str, where: int) -> None:
             onnxarchive.load(path)
 
 
-def test_verify_says_how_far_it_is(path: Path) -> None:
+def test_verify_reports_its_progress(path: Path) -> None:
     model = model_of(raw_tensor("w", TensorProto.UINT8, (20 << 20,)), raw_tensor("b"))
     onnxarchive.save(model, path, size_threshold=0, assets={})
     calls: list[tuple[int, int]] = []
@@ -669,7 +669,7 @@ def test_a_file_that_is_no_archive_is_refused_and_named(
         assert f" [{rule}]" in str(caught.value)
 
 
-def test_errors_of_the_system_pass(tmp_path: Path) -> None:
+def test_errors_of_the_system_are_raised_unchanged(tmp_path: Path) -> None:
     for call in (onnxarchive.open, onnxarchive.load, onnxarchive.check):
         with pytest.raises(FileNotFoundError):
             call(tmp_path / "nothing")
@@ -747,7 +747,7 @@ def test_threads_may_read_at_once_and_agree_on_a_broken_header(path: Path) -> No
 
 
 @pytest.mark.parametrize("name", [None, 5, b"w0", "missing"])
-def test_what_is_no_name_is_not_found(archive: Archive, name: Any) -> None:
+def test_an_object_that_names_no_tensor_is_not_found(archive: Archive, name: Any) -> None:
     with pytest.raises(TensorNotFoundError, match="there is no initializer"):
         archive.tensors[name]
     assert archive.tensors.get(name) is None
@@ -760,7 +760,7 @@ def test_a_name_that_is_missing_is_not_looked_for_in_the_whole_model(path: Path)
         assert steps(lambda: archive.tensors.get("missing")) < 100
 
 
-def test_a_missing_tensor_is_said_without_the_quotes_of_a_key_error(archive: Archive) -> None:
+def test_the_error_of_a_missing_tensor_has_no_quotes_around_it(archive: Archive) -> None:
     with pytest.raises(TensorNotFoundError) as caught:
         archive.tensors["layer_0_weight"]
     assert str(caught.value) == (

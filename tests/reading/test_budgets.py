@@ -94,7 +94,7 @@ def test_a_model_that_is_declared_too_large_is_refused_before_it_is_inflated(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_a_zip_declares_is_compared_with_its_data(tmp_path: Path, method: int) -> None:
+def test_sizes_that_a_zip_declares_are_compared_with_its_data(tmp_path: Path, method: int) -> None:
     data = bytes(123_456)
     tensor = TensorProto(name="w", data_type=TensorProto.UINT8, dims=[3 * GIB])
     model = model_of(external(tensor, "w.bin")).SerializeToString()

@@ -119,7 +119,7 @@ def test_an_archive_without_entries_is_found_to_have_no_model_and_no_prefix(
     assert found == ([prefix, no_model] if prefix_nbytes else [no_model])
 
 
-def test_each_entry_that_overlaps_the_same_earlier_one_is_found(path: Path) -> None:
+def test_every_entry_that_overlaps_one_earlier_entry_is_found(path: Path) -> None:
     it = _Bytes(path.read_bytes())
     end = 2560
     assert it.headers["assets/a/b"] < it.headers["__MODEL_PROTO"] < end < it.directory
@@ -194,7 +194,7 @@ DATA: list[tuple[list[str], bytes, onnx.ModelProto]] = [
 
 
 @pytest.mark.parametrize(("expected", "data", "model"), DATA)
-def test_data_that_breaks_a_rule_breaks_this_one_alone_and_is_refused_by_verify(
+def test_data_breaks_only_its_own_rule_and_is_refused_by_verify(
     path: Path, expected: list[str], data: bytes, model: onnx.ModelProto
 ) -> None:
     _write(path, model, w=data)
@@ -277,7 +277,7 @@ def test_every_broken_rule_is_found_and_not_only_the_first(path: Path) -> None:
     assert len(onnxarchive.check(path)) == 3
 
 
-def test_data_is_read_under_full_alone(path: Path) -> None:
+def test_data_is_read_only_with_full(path: Path) -> None:
     entry = entry_of(path, "w")
     flip_byte(path, entry.data_offset + 600)
     assert onnxarchive.check(path) == []
@@ -295,7 +295,7 @@ def test_a_finding_can_be_printed_compared_and_put_in_a_set() -> None:
     assert {finding, Finding("ZIP-15", "w", "expected this, found that")} == {finding}
 
 
-def test_threads_find_what_one_finds_in_the_order_of_the_file(path: Path) -> None:
+def test_several_threads_find_what_one_finds_in_the_order_of_the_file(path: Path) -> None:
     tensors = [raw_tensor(f"w{number}", dims=(1 << 17,), seed=number) for number in range(8)]
     onnxarchive.save(model_of(*tensors), path, assets={})
     with onnxarchive.open(path) as archive:
@@ -308,7 +308,7 @@ def test_threads_find_what_one_finds_in_the_order_of_the_file(path: Path) -> Non
         assert onnxarchive.check(path, full=True, jobs=jobs) == found
 
 
-def test_checking_says_how_far_it_is(path: Path) -> None:
+def test_checking_reports_its_progress(path: Path) -> None:
     onnxarchive.save(_two_tensors(), path, assets={"large": bytes(20 * MIB)})
     calls: list[tuple[int, int]] = []
     onnxarchive.check(path, full=True, progress=lambda *call: calls.append(call))
@@ -382,7 +382,7 @@ any_bytes = settings(
 @requires(accepted=20, refused=200)
 @any_bytes
 @given(data=_damaged())
-def test_any_damage_is_found_and_never_a_surprise(tmp_path: Path, data: bytes) -> None:
+def test_any_damage_is_found_without_an_unexpected_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "m.onnxa"
     path.write_bytes(data)
     found = _found(path)
@@ -399,7 +399,9 @@ def test_any_damage_is_found_and_never_a_surprise(tmp_path: Path, data: bytes) -
 @pytest.mark.sweep
 @settings(any_bytes, max_examples=200)
 @given(data=st.binary(max_size=100))
-def test_any_bytes_before_an_end_record_are_never_a_surprise(tmp_path: Path, data: bytes) -> None:
+def test_any_bytes_before_an_end_record_cause_no_unexpected_error(
+    tmp_path: Path, data: bytes
+) -> None:
     path = tmp_path / "m.onnxa"
     size = len(data) // 2
     for count in (0, 1, size // 46):
@@ -422,7 +424,7 @@ def test_any_bytes_before_an_end_record_are_never_a_surprise(tmp_path: Path, dat
     ),
     full=st.booleans(),
 )
-def test_any_damage_of_a_model_is_never_a_surprise(
+def test_any_damage_of_a_model_causes_no_unexpected_error(
     tmp_path: Path, number: int, changes: list[tuple[int, int]], full: bool
 ) -> None:
     # with a CRC-32 that is right
@@ -445,7 +447,7 @@ def test_any_damage_of_a_model_is_never_a_surprise(
 # Many findings, and those that only follow from others
 
 
-def test_of_each_rule_a_thousand_findings_are_kept_and_the_others_counted(path: Path) -> None:
+def test_a_thousand_findings_of_each_rule_are_kept_and_further_ones_counted(path: Path) -> None:
     name = "n" * 10_000
     tensors = [external(raw_tensor(name, dims=(index,)), "w") for index in range(2500)]
     _write(path, model_of(*tensors), w=bytes(16))
@@ -480,7 +482,7 @@ def test_a_record_that_cannot_be_read_breaks_no_rule_of_what_refers_to_it(path: 
         assert set(_found(path)) - {"ZIP-7"} == {"ZIP-13"}
 
 
-def test_a_broken_crc32_of_a_model_is_one_finding_and_they_are_in_the_order_of_ids(
+def test_the_broken_crc32_of_each_model_is_one_finding_in_the_order_of_ids(
     path: Path,
 ) -> None:
     onnxarchive.save(model_of(), path, models={"b": model_of(), "a": model_of()}, assets={})
@@ -503,11 +505,11 @@ def _ids_in_code() -> set[str]:
     return set(quoted) - {"SHA-1", "CRC-32", "UTF-8"}
 
 
-def test_every_rule_in_the_code_is_in_the_table_and_the_other_way_round() -> None:
+def test_the_code_and_the_table_have_the_same_rules() -> None:
     assert _ids_in_code() == set(rules())
 
 
-def test_a_rule_has_a_time_and_a_sentence() -> None:
+def test_a_rule_has_a_stage_and_a_sentence() -> None:
     for id, rule in rules().items():
         assert rule.id == id
         assert rule.seen in ("open", "header", "data")

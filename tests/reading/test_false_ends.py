@@ -66,7 +66,7 @@ def refused(path: Path, entry: str | None) -> Iterator[None]:
 
 
 @each_record
-def test_save_refuses_it_by_the_name_of_the_entry(path: Path, record: bytes) -> None:
+def test_save_refuses_a_false_end_record_and_names_the_entry(path: Path, record: bytes) -> None:
     for is_there in (False, True):
         if is_there:
             onnxarchive.save(CLEAN, path)
@@ -83,7 +83,7 @@ def test_save_refuses_it_by_the_name_of_the_entry(path: Path, record: bytes) -> 
 
 
 @each_record
-def test_a_writer_refuses_it_and_leaves_nothing(path: Path, record: bytes) -> None:
+def test_a_writer_refuses_a_false_end_record_and_leaves_nothing(path: Path, record: bytes) -> None:
     with refused(path, "bad"), Writer(path) as writer:
         writer.add("bad", np.frombuffer(record, np.uint8))
         writer.finish(CLEAN)
@@ -95,7 +95,7 @@ def test_a_writer_refuses_it_and_leaves_nothing(path: Path, record: bytes) -> No
 
 
 @each_record
-def test_convert_refuses_it(path: Path, record: bytes) -> None:
+def test_convert_refuses_a_false_end_record(path: Path, record: bytes) -> None:
     source = path.with_name("m.onnx")
     for model, entry in ((outside(record), "bad"), (inside(record), "__MODEL_PROTO")):
         source.write_bytes(model.SerializeToString())
@@ -107,7 +107,7 @@ def test_convert_refuses_it(path: Path, record: bytes) -> None:
 
 
 @each_record
-def test_an_edit_refuses_it_and_changes_nothing(
+def test_an_edit_refuses_a_false_end_record_and_changes_nothing(
     path: Path, record: bytes, way: dict[str, Any]
 ) -> None:
     onnxarchive.save(changed(CLEAN, added("bytes", 2000)), path, models={"decoder": CLEAN})
@@ -139,7 +139,7 @@ def _holding(record: bytes) -> Callable[[onnx.ModelProto], onnx.ModelProto]:
     return change
 
 
-def test_a_shorter_model_that_brings_it_near_the_end_is_refused(
+def test_a_shorter_model_that_brings_a_false_end_record_near_the_end_is_refused(
     path: Path, way: dict[str, Any]
 ) -> None:
     record = RECORDS["end record"]
@@ -155,7 +155,7 @@ def test_a_shorter_model_that_brings_it_near_the_end_is_refused(
 
 
 @each_record
-def test_a_pipe_is_left_without_an_archive(record: bytes) -> None:
+def test_a_false_end_record_leaves_a_pipe_without_an_archive(record: bytes) -> None:
     reading, writing = os.pipe()
     received = io.BytesIO()
 
@@ -176,7 +176,7 @@ def test_a_pipe_is_left_without_an_archive(record: bytes) -> None:
 
 
 @pytest.mark.parametrize("distance", [SEARCHED, SEARCHED + 1])
-def test_it_may_be_as_far_from_the_end_as_no_reader_searches(path: Path, distance: int) -> None:
+def test_a_false_end_record_may_be_where_no_reader_searches(path: Path, distance: int) -> None:
     record = RECORDS["end record"]
     behind = len(saved(model_of(bytes_tensor("t", bytes(1 << 17))))) - 64 - (1 << 17)
     rest = distance - behind - len(record)
@@ -212,7 +212,7 @@ def test_bare_signatures_are_saved_everywhere(path: Path, way: dict[str, Any]) -
 
 
 @each_record
-def test_all_but_one_byte_of_it_is_saved(record: bytes) -> None:
+def test_all_but_one_byte_of_a_false_end_record_is_saved(record: bytes) -> None:
     found = 0
     for at in range(len(record)):
         changed_record = bytearray(record)

@@ -57,14 +57,14 @@ OTHERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_another_file_is_none_and_raises_no_error(path: Path, kind: str) -> None:
+def test_another_file_is_not_recognised_and_raises_no_error(path: Path, kind: str) -> None:
     OTHERS[kind](path)
     assert not onnxarchive.is_archive(path)
     if path.is_file():
         assert not onnxarchive.is_archive(io.BytesIO(path.read_bytes()))
 
 
-def test_a_truncated_archive_is_none(archive: Path) -> None:
+def test_a_truncated_archive_is_not_recognised(archive: Path) -> None:
     assert not onnxarchive.is_archive(archive.read_bytes()[:-1])
 
 
@@ -77,7 +77,7 @@ def test_a_file_object_keeps_its_position(archive: Path) -> None:
         assert not file.closed
 
 
-def test_no_model_and_no_weight_is_read(path: Path) -> None:
+def test_is_archive_reads_no_model_and_no_weight(path: Path) -> None:
     class Reads(io.BytesIO):
         offsets: list[int]
 
@@ -105,18 +105,18 @@ def test_no_model_and_no_weight_is_read(path: Path) -> None:
     ],
     ids=["a URL", "a text file", "a number"],
 )
-def test_what_is_no_file_is_refused(source: Any, error: type[Exception]) -> None:
+def test_an_object_that_is_no_file_is_refused(source: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=r"expected|open for text"):
         onnxarchive.is_archive(source)
 
 
-def test_a_file_that_is_edited_is_waited_for(archive: Path) -> None:
+def test_is_archive_waits_for_an_edit_of_the_file(archive: Path) -> None:
     with onnxarchive.edit(archive), pytest.raises(onnxarchive.LockedError):
         onnxarchive.is_archive(archive)
     assert onnxarchive.is_archive(archive)
 
 
-def test_files_of_a_directory_are_chosen_by_it(archive: Path) -> None:
+def test_is_archive_selects_the_archives_of_a_directory(archive: Path) -> None:
     (archive.parent / "b.txt").write_text("b")
     names = sorted(os.listdir(archive.parent))
     chosen = [name for name in names if onnxarchive.is_archive(archive.parent / name)]

@@ -120,7 +120,7 @@ CHANGING: dict[str, Callable[[Path], object]] = {
 
 @linux
 @pytest.mark.parametrize("act", (READING | CHANGING).values(), ids=READING | CHANGING)
-def test_who_may_only_read_an_archive_keeps_nobody_waiting(
+def test_a_user_who_may_only_read_an_archive_keeps_nobody_waiting(
     archive: Path, act: Callable[[Path], object], clock: SimpleNamespace
 ) -> None:
     onnxarchive.save(runnable_model(), archive.with_name("other.onnxa"))
@@ -131,7 +131,7 @@ def test_who_may_only_read_an_archive_keeps_nobody_waiting(
 
 
 @linux
-def test_who_may_only_read_a_file_can_replace_it_and_excludes_editors_meanwhile(
+def test_a_user_who_may_only_read_a_file_can_replace_it_and_excludes_editors_meanwhile(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_file = os.open
@@ -156,7 +156,7 @@ def test_who_may_only_read_a_file_can_replace_it_and_excludes_editors_meanwhile(
     document(archive, timeout=0)
 
 
-def test_who_locks_a_new_file_does_not_stop_its_writer(
+def test_a_lock_of_another_user_on_a_new_file_does_not_stop_its_writer(
     archive: Path, system: str, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock = locking.keep_exclusive
@@ -282,7 +282,7 @@ def test_readers_go_on_whatever_the_error_of_a_lock(
 
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])
 @pytest.mark.parametrize("act", CHANGING.values(), ids=CHANGING)
-def test_who_replaces_a_file_that_stays_locked_gives_up_and_names_it(
+def test_replacing_a_file_that_stays_locked_is_an_error_that_names_it(
     archive: Path,
     act: Callable[[Path], object],
     kind: lock_calls.Kind,

@@ -191,7 +191,9 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_open_archive_whose_file_changes(path: Path, other: Path, case: str) -> None:
+def test_an_open_archive_whose_file_changes_behaves_as_documented(
+    path: Path, other: Path, case: str
+) -> None:
     code, expected = CASES[case]
     done = _run(BEGINNING + dedent(code), path, other)
     assert (done.stdout.splitlines(), done.stderr) == (expected, "")
@@ -207,7 +209,7 @@ def test_an_open_archive_whose_file_changes(path: Path, other: Path, case: str) 
         ("/dev/zero", "a device", False),
     ],
 )
-def test_what_is_no_regular_file_is_refused_at_once_by_whatever_reads_archives(
+def test_every_function_refuses_a_file_that_is_not_regular_at_once(
     tmp_path: Path, name: str, kind: str, is_written: bool
 ) -> None:
     path = tmp_path / name

@@ -80,7 +80,7 @@ def test_names_are_compared_only_if_the_error_is_shown(
     assert compared.call_count == 1
 
 
-def test_of_more_names_than_can_be_compared_in_a_moment_none_is_proposed(
+def test_no_name_is_proposed_if_there_are_too_many_to_compare_quickly(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onnxarchive.errors._MAX_COMPARED", 0)

@@ -108,7 +108,7 @@ def test_an_archive_shows_its_tensors_and_assets(path: Path) -> None:
         assert "assets" not in Tables(archive._repr_html_()).text
 
 
-def test_no_weight_and_no_asset_is_read(path: Path) -> None:
+def test_tables_in_notebooks_read_no_weight_and_no_asset(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         before = archive._repr_html_()
         for name, entry in archive.entries.items():
@@ -135,7 +135,7 @@ def test_a_closed_archive_is_still_shown(path: Path) -> None:
     assert archive._repr_html_() == before
 
 
-def test_names_are_escaped_and_cut(tmp_path: Path) -> None:
+def test_names_in_tables_are_escaped_and_cut(tmp_path: Path) -> None:
     names = ["<script>alert(1)</script>", "a\u202eb\n", '"&', "x" * 5000]
     path = tmp_path / "<img src=x>.onnxa"
     onnxarchive.save(model_of(*(raw_tensor(name, dims=(300,)) for name in names)), path)
@@ -152,7 +152,7 @@ def test_names_are_escaped_and_cut(tmp_path: Path) -> None:
     assert "\u202e" not in page
 
 
-def test_rows_are_bounded_and_the_rest_is_counted(tmp_path: Path) -> None:
+def test_rows_of_tables_are_bounded_and_further_ones_counted(tmp_path: Path) -> None:
     path = tmp_path / "m.onnxa"
     onnxarchive.save(model_of(*(raw_tensor(f"w{i}") for i in range(MAX_ROWS + 1))), path)
     with onnxarchive.open(path) as archive:

@@ -128,7 +128,7 @@ def test_a_full_check_asks_for_many_tensors_together(
     assert len(web.requests) <= 7
 
 
-def test_what_lies_between_the_models_of_a_hostile_archive_is_not_read(
+def test_bytes_between_the_models_of_a_hostile_archive_are_not_read(
     web: WebServer, access: dict[str, Any]
 ) -> None:
     file = io.BytesIO()
@@ -362,7 +362,7 @@ class Reusing(Counting):
         return memoryview(self._buffer)[: len(found)]
 
 
-def test_what_a_file_object_gives_is_copied() -> None:
+def test_bytes_that_a_file_object_gives_are_copied() -> None:
     with onnxarchive.open(Reusing(ARCHIVE)) as archive:
         arrays = archive.fetch()
         assert archive.model == onnxarchive.open(ARCHIVE).model
@@ -420,7 +420,7 @@ def test_a_text_file_a_pipe_and_a_writer_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", [None, 5, [b"PK"], object()])
-def test_other_sources_are_refused(source: Any) -> None:
+def test_objects_that_are_no_sources_are_refused(source: Any) -> None:
     for call in (onnxarchive.open, onnxarchive.load, onnxarchive.check):
         with pytest.raises(TypeError, match="expected a path, a URL, bytes or a binary file"):
             call(source)
@@ -437,7 +437,7 @@ def test_bytes_are_not_copied_and_views_keep_them() -> None:
         data.append(0)
 
 
-def test_damaged_bytes_are_refused() -> None:
+def test_damaged_bytes_in_memory_are_refused() -> None:
     for data in (b"", b"PK", ARCHIVE[:-1], ARCHIVE[1:], ARCHIVE + b"x"):
         for source in (data, io.BytesIO(data)):
             with pytest.raises(ArchiveFormatError) as caught:

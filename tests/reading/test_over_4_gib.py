@@ -62,7 +62,7 @@ def archive(source: Path) -> Path:
     return path
 
 
-def test_an_archive_of_more_than_4_gib_gets_to_its_path_as_to_any_target(
+def test_an_archive_of_more_than_4_gib_has_the_same_bytes_at_a_path_and_in_a_stream(
     source: Path, archive: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "written.onnxa"
@@ -167,7 +167,7 @@ def test_a_zip_tool_tests_more_than_4_gib(archive: Path, command: list[str], say
     assert "warning" not in done.stdout.lower()
 
 
-def test_bsdtar_and_java_find_the_tensor_behind_4_gib(archive: Path, tmp_path: Path) -> None:
+def test_bsdtar_and_java_find_the_tensor_beyond_4_gib(archive: Path, tmp_path: Path) -> None:
     found = {}
     if bsdtar := shutil.which("bsdtar"):
         command = [bsdtar, "-xOf", str(archive), "small"]

@@ -44,7 +44,7 @@ print(archive.tensors["d"].tobytes().hex())
     assert data == archive.tensors["d"].tobytes().hex()
 
 
-def test_it_has_a_file_of_its_own(path: Path) -> None:
+def test_an_unpickled_archive_has_a_file_of_its_own(path: Path) -> None:
     archive = onnxarchive.open(path)
     for again in (pickle.loads(pickle.dumps(archive)), copy.copy(archive), copy.deepcopy(archive)):
         assert contents_of(again).file is not contents_of(archive).file
@@ -55,7 +55,7 @@ def test_it_has_a_file_of_its_own(path: Path) -> None:
         pickle.dumps(archive)
 
 
-def test_it_is_the_archive_that_has_the_path_then(path: Path) -> None:
+def test_an_unpickled_archive_is_the_one_that_then_has_the_path(path: Path) -> None:
     with onnxarchive.open(path) as archive:
         pickled = pickle.dumps(archive)
     edits.replace_tensor(path, "w", np.ones(300, np.float32))
@@ -63,7 +63,9 @@ def test_it_is_the_archive_that_has_the_path_then(path: Path) -> None:
         assert again.tensors["w"].tolist() == [1] * 300
 
 
-def test_what_fails_says_so(path: Path) -> None:
+def test_an_archive_that_cannot_be_opened_when_unpickled_is_an_error_that_says_why(
+    path: Path,
+) -> None:
     with onnxarchive.open(path, model="decoder", max_model_nbytes=1000) as archive:
         pickled = pickle.dumps(archive)
     edits.remove_model(path, "decoder", compact=True)

@@ -69,7 +69,7 @@ def test_a_populated_archive_is_resident_as_a_whole_when_it_is_opened(
 
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_WILLNEED"), reason="the system takes no advice")
-def test_the_system_is_told_that_the_file_will_be_needed(
+def test_the_system_is_advised_that_the_file_will_be_needed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[int, ...]] = []
@@ -95,7 +95,7 @@ def test_a_system_that_takes_no_advice_is_left_alone(
         assert archive.tensors["w"][1] == 1
 
 
-def test_another_word_is_refused_and_nothing_stays_open(path: Path) -> None:
+def test_an_unknown_value_of_prefetch_is_refused_and_leaves_nothing_open(path: Path) -> None:
     word: Any = "all"
     with pytest.raises(ValueError, match="expected prefetch 'willneed' or 'populate', found 'all'"):
         onnxarchive.open(path, prefetch=word)
@@ -115,12 +115,12 @@ def test_a_file_that_cannot_be_mapped_does_not_stay_open(
 
 
 @pytest.mark.parametrize("how", ["willneed", "populate"])
-def test_an_archive_in_memory_is_there_already(path: Path, how: local_file.Prefetch) -> None:
+def test_an_archive_in_memory_is_opened_with_prefetch(path: Path, how: local_file.Prefetch) -> None:
     with onnxarchive.open(path.read_bytes(), prefetch=how) as archive:
         assert np.array_equal(archive.tensors["w"], np.arange(NBYTES // 8))
 
 
-def test_an_archive_that_is_changed_is_read_as_before(path: Path) -> None:
+def test_a_prefetched_archive_that_is_edited_is_read_as_before(path: Path) -> None:
     with onnxarchive.open(path, prefetch="populate") as archive:
         edits.document(path)
         assert np.array_equal(archive.tensors["w"], np.arange(NBYTES // 8))

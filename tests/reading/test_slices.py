@@ -157,7 +157,7 @@ def test_a_part_of_a_map_is_a_view_that_outlives_the_archive(kind: str, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["BytesIO", "store"])
-def test_of_a_copy_nothing_stays_in_memory_beside_the_part(kind: str, tmp_path: Path) -> None:
+def test_a_copied_part_keeps_nothing_else_in_memory(kind: str, tmp_path: Path) -> None:
     model = model_of(raw_tensor("w", dims=(100, 30)), raw_tensor("n", TensorProto.INT4, (4000,)))
     with _opened(saved(model), kind, tmp_path) as archive:
         for index in (slice(0, 90, 30), (slice(3), 0), (slice(0, 1), slice(2))):
@@ -280,9 +280,7 @@ def test_the_local_header_is_compared_before_data_is_given_out(kind: str, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["BytesIO", "store"])
-def test_a_part_is_not_compared_with_the_crc_and_what_needs_all_rows_is(
-    kind: str, tmp_path: Path
-) -> None:
+def test_only_parts_that_need_all_rows_are_compared_with_the_crc(kind: str, tmp_path: Path) -> None:
     data = saved(
         model_of(raw_tensor("w", dims=(100, 30)), raw_tensor("n", TensorProto.INT4, (4000,)))
     )
@@ -395,7 +393,7 @@ def test_near_rows_of_a_step_are_one_request_and_far_rows_are_read_alone(counted
     assert counted.cost(np.s_[:2000:600, 3]) == (4, 4 * ROW_NBYTES)
 
 
-def test_of_a_tensor_near_the_end_no_more_is_read_than_its_header_and_the_part(
+def test_a_part_of_a_tensor_near_the_end_reads_only_its_header_and_the_part(
     counted: Counted,
 ) -> None:
     counted.web.requests.clear()
@@ -425,7 +423,7 @@ def test_an_object_that_changes_between_two_parts_is_an_error(web: WebServer) ->
             part[1]
 
 
-def test_a_server_that_stops_giving_ranges_gets_the_sentence_of_open(web: WebServer) -> None:
+def test_a_server_that_stops_giving_ranges_causes_the_error_of_open(web: WebServer) -> None:
     web.files[PATH] = IN_ENTRIES
 
     def whole(_: object, answer: Answer) -> Answer:

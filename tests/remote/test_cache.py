@@ -97,7 +97,7 @@ def test_a_copy_is_a_local_file_that_later_openings_share(directory: Path) -> No
     assert view.readonly
 
 
-def test_an_archive_is_downloaded_once_and_then_asked_for_by_one_request_without_a_body(
+def test_an_archive_is_downloaded_once_and_then_compared_by_one_request_without_a_body(
     web: WebServer, directory: Path
 ) -> None:
     web.files[PATH] = ARCHIVE
@@ -222,7 +222,7 @@ def test_an_interrupted_download_goes_on_with_what_has_not_arrived(directory: Pa
     assert require_right(directory) == SIZE - found.present
 
 
-def test_pieces_that_are_lost_are_an_error(directory: Path) -> None:
+def test_lost_pieces_of_a_download_are_an_error(directory: Path) -> None:
     remote = Remote()
     whole = remote.stream_ranges
     remote.stream_ranges = lambda ranges: (it for it in [*whole(ranges)][1:])  # type: ignore
@@ -233,7 +233,7 @@ def test_pieces_that_are_lost_are_an_error(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 5])
-def test_what_fails_verification_leaves_nothing(directory: Path, count: int) -> None:
+def test_a_download_that_fails_verification_leaves_nothing(directory: Path, count: int) -> None:
     if count:
         interrupt(directory, count)
     with pytest.raises(ArchiveFormatError, match="expected other bytes"):
@@ -382,7 +382,7 @@ except OSError as error:
     ],
     ids=["empty", "cut", "longer", "removed"],
 )
-def test_a_copy_of_a_wrong_size_is_downloaded_anew(
+def test_a_copy_of_a_wrong_size_is_downloaded_again(
     directory: Path, damage: Callable[[Path], None]
 ) -> None:
     damage(complete(directory))
@@ -390,7 +390,7 @@ def test_a_copy_of_a_wrong_size_is_downloaded_anew(
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[" * 50_000, b"{}", b'{"url":1,"version":{}}'])
-def test_a_damaged_description_is_written_anew(
+def test_a_damaged_description_is_written_again(
     directory: Path, content: bytes, capsys: Captured
 ) -> None:
     path = complete(directory).with_suffix(".json")
@@ -409,7 +409,7 @@ def test_a_damaged_description_is_written_anew(
         (lambda path: path.symlink_to(path.parent / "missing"), "a symbolic link"),
     ],
 )
-def test_what_is_no_file_in_its_place_is_refused_and_not_followed(
+def test_a_pipe_or_link_in_the_place_of_a_copy_is_refused_and_not_followed(
     directory: Path, make: Callable[[Path], None], kind: str
 ) -> None:
     path = complete(directory)
@@ -433,7 +433,7 @@ def test_readers_keep_a_copy_that_is_removed(directory: Path) -> None:
         assert bytes(view) == DATA == file.read(0, SIZE)
 
 
-def test_threads_download_once(directory: Path) -> None:
+def test_several_threads_download_an_archive_once(directory: Path) -> None:
     remotes = [Remote(piece_size=20_000) for _ in range(6)]
     found = []
     for remote in remotes:
@@ -482,7 +482,7 @@ def test_a_copy_that_is_removed_while_it_is_opened_is_made_again(
     assert require_right(directory) == SIZE
 
 
-def test_a_file_system_without_locks_has_caches(
+def test_a_cache_works_on_a_file_system_without_locks(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lock_calls.refuse(monkeypatch, errno.ENOSYS)
@@ -544,7 +544,7 @@ def test_a_fault_at_any_call_leaves_a_cache_that_is_right(
 
 
 @posix
-def test_a_killed_download_goes_on_where_it_was(directory: Path) -> None:
+def test_a_killed_download_continues_where_it_stopped(directory: Path) -> None:
     program = """
 import time
 from pathlib import Path

@@ -53,7 +53,7 @@ def test_a_file_url_is_the_path_that_pathlib_has_encoded(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="names of other systems are text")
-def test_a_name_that_is_no_text_keeps_its_bytes(tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf_8_keeps_its_bytes(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"\xff\xe4 %41")
     assert local_path(path.as_uri()) == str(path)
 
@@ -67,7 +67,7 @@ def test_characters_that_were_not_escaped_stay() -> None:
     "source",
     ["file:m.onnxa", "file", "files:/m.onnxa", "./file:/m.onnxa", Path("file:/m.onnxa"), "a%20b"],
 )
-def test_another_path_is_unchanged(source: Any) -> None:
+def test_a_path_that_is_no_file_url_is_unchanged(source: Any) -> None:
     assert local_path(source) == Location.of(source).path == os.fspath(source)
 
 
@@ -111,7 +111,7 @@ def test_on_windows_the_drive_begins_the_path(
         "file://localhost",
     ],
 )
-def test_another_host_a_query_and_a_fragment_are_refused(
+def test_a_file_url_with_another_host_a_query_or_a_fragment_is_refused(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -149,7 +149,7 @@ def test_a_wrong_answer_to_reading_is_an_error(server: WebServer, answer: str) -
     assert server.nbytes < 64 << 20
 
 
-def test_a_connection_that_breaks_is_taken_up_where_it_broke(server: WebServer) -> None:
+def test_a_read_over_a_broken_connection_continues_where_it_broke(server: WebServer) -> None:
     file = opened(server)
 
     def broken(_: Request, answer: Answer) -> Answer:
@@ -162,7 +162,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_broke(server: WebServer) 
     assert server.ranges()[-2:] == ["bytes=0-99", "bytes=50-99"]
 
 
-def test_a_server_that_is_gone_is_an_error() -> None:
+def test_an_unreachable_server_is_an_error() -> None:
     with serving({"/m.onnxa": CONTENT}) as server:
         pass
     refused(OSError, "there is no connection", opened, server)
@@ -173,7 +173,7 @@ def test_plain_http_has_to_be_allowed_to_a_store(server: WebServer) -> None:
     refused(OSError, "allow_http", open_object, S3, storage_options=options)
 
 
-def test_another_object_is_never_mixed_with_the_first(server: WebServer) -> None:
+def test_two_versions_of_an_object_are_never_mixed(server: WebServer) -> None:
     file = opened(server)
     server.files["/m.onnxa"] = CONTENT[::-1]  # the same size and time; only the ETag differs
     for read in (

@@ -160,14 +160,14 @@ async def ids_of(origin: FileSystemOrigin, count: int) -> list[str | None]:
     return [it.etag for it in await asyncio.gather(*(origin.version() for _ in range(count)))]
 
 
-def test_ranges_that_are_read_at_once_share_questions_about_the_version() -> None:
+def test_ranges_that_are_read_at_once_share_checks_of_the_version() -> None:
     system = SlowSystem()
     origin = FileSystemOrigin("model.onnxa", "", True, system, "model.onnxa")
     assert asyncio.run(ids_of(origin, 4)) == ["first"] * 4
     assert system.questions < 4
 
 
-def test_a_question_that_began_before_a_read_ended_says_nothing_about_it() -> None:
+def test_a_version_check_that_began_before_a_read_ended_does_not_confirm_the_read() -> None:
     system = SlowSystem()
     origin = FileSystemOrigin("model.onnxa", "", True, system, "model.onnxa")
     with ThreadPoolExecutor() as pool:
@@ -180,7 +180,7 @@ def test_a_question_that_began_before_a_read_ended_says_nothing_about_it() -> No
 
 
 @pytest.mark.parametrize("url", [f"{REPOSITORY}/onnx/none.onnxa", "hf://ada/none/model.onnxa"])
-def test_what_is_missing_is_named(hub: Hub, url: str) -> None:
+def test_a_missing_repository_revision_or_file_is_named(hub: Hub, url: str) -> None:
     with pytest.raises(FileNotFoundError, match=url):
         onnxarchive.open(url, storage_options=hub.options)
 

@@ -68,7 +68,7 @@ WRITERS: dict[str, Callable[[Path, str], Any]] = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_url_is_refused_before_anything_where_only_local_files_are_written(
+def test_a_url_is_refused_before_any_work_if_only_local_files_are_written(
     writer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     archive = tmp_path / "m.onnxa"
@@ -83,7 +83,7 @@ def test_a_url_is_refused_before_anything_where_only_local_files_are_written(
     assert os.listdir(tmp_path) == ["m.onnxa"]
 
 
-def test_what_is_neither_a_path_nor_a_url_is_refused(tmp_path: Path) -> None:
+def test_an_object_that_is_neither_a_path_nor_a_url_is_refused(tmp_path: Path) -> None:
     onnxarchive.save(weight_model(seed=1), tmp_path / "m.onnxa")
     convert_many: Any = onnxarchive.convert_many
     for sources, target in (([b"PK"], tmp_path / "out"), ([tmp_path / "m.onnxa"], b"out")):

@@ -83,7 +83,7 @@ def test_a_download_comes_in_one_stream_and_says_once_that_it_is_not_resumed(
     assert done == sorted(done)
 
 
-def test_the_command_downloads_it_and_warns(
+def test_the_command_downloads_without_ranges_and_warns(
     url: str, target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("download", url + NAME, target) == 0
@@ -94,14 +94,16 @@ def test_the_command_downloads_it_and_warns(
     assert target.read_bytes() == ARCHIVE
 
 
-def test_opening_offers_download(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_opening_an_object_without_ranges_suggests_download(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(OSError, match=r"'onnxarchive download' .* fetches"):
         onnxarchive.open(url + NAME)
     assert run("ls", url + NAME) == 2
     assert "'onnxarchive download'" in capsys.readouterr().err
 
 
-def test_damaged_bytes_are_an_error_and_nothing_is_left(
+def test_damaged_bytes_of_a_stream_are_an_error_and_nothing_is_left(
     url: str, folder: Path, target: Path
 ) -> None:
     (folder / NAME[1:]).write_bytes(with_byte_flipped(ARCHIVE, 5000))
@@ -142,7 +144,7 @@ def test_a_model_is_named_with_and_without_ranges(
     assert message in capsys.readouterr().err
 
 
-def test_a_broken_stream_is_an_error_and_the_next_download_begins_anew(
+def test_a_broken_stream_is_an_error_and_the_next_download_starts_over(
     server: WebServer, target: Path
 ) -> None:
     server.files[NAME] = ARCHIVE
@@ -185,7 +187,7 @@ def test_an_object_that_changes_before_the_stream_is_an_error(
     assert os.listdir(target.parent) == []
 
 
-def test_a_cache_takes_it_and_downloads_it_again_only_if_its_etag_changes(
+def test_a_cache_downloads_an_object_without_ranges_again_only_if_its_etag_changes(
     server: WebServer, tmp_path: Path
 ) -> None:
     server.files[NAME] = ARCHIVE
@@ -204,7 +206,7 @@ def test_a_cache_takes_it_and_downloads_it_again_only_if_its_etag_changes(
     assert [it.headers.get("if-none-match") is None for it in server.requests] == [False]
 
 
-def test_without_an_etag_a_cache_takes_it_each_time_and_keeps_one_copy(
+def test_without_an_etag_a_cache_downloads_an_object_each_time_and_keeps_one_copy(
     url: str, tmp_path: Path
 ) -> None:
     cache = tmp_path / "cache"

@@ -32,7 +32,9 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "GAP_SIZE", 100)
 
 
-def test_opening_is_one_request_and_reads_in_the_end_are_none(server: WebServer) -> None:
+def test_opening_is_one_request_and_reads_near_the_end_need_no_further_one(
+    server: WebServer,
+) -> None:
     with open_object(server.url("/m.onnxa")) as file:
         assert file.size == SIZE
         assert file.read(SIZE - END_SIZE, END_SIZE) == CONTENT[-END_SIZE:]
@@ -49,7 +51,9 @@ def test_a_small_object_is_read_by_opening_it(server: WebServer) -> None:
         assert (file.size, file.read(0, 10)) == (0, b"")
 
 
-def test_of_large_objects_beside_another_no_end_stays_in_memory(server: WebServer) -> None:
+def test_the_end_of_a_large_object_beside_another_does_not_stay_in_memory(
+    server: WebServer,
+) -> None:
     model = Location.of(server.url("/model.onnx"))
     with model.open_beside("m.onnxa") as large, model.open_beside("small") as small:
         for _ in range(2):
@@ -99,7 +103,7 @@ def test_successive_ranges_come_from_one_stream_that_reads_ahead(server: WebServ
 
 
 @pytest.mark.usefixtures("short_ahead")
-def test_no_more_is_asked_for_than_three_times_what_is_read(server: WebServer) -> None:
+def test_at_most_three_times_the_bytes_that_are_read_are_requested(server: WebServer) -> None:
     def asked() -> int:
         bounds = [it.removeprefix("bytes=").split("-") for it in server.ranges()[1:]]
         return sum(int(last) + 1 - int(first) for first, last in bounds)
@@ -139,7 +143,7 @@ def test_pieces_and_reads_in_any_order_give_the_bytes_of_the_object(
 
 
 @pytest.mark.usefixtures("short_ahead")
-def test_of_files_that_are_read_in_turn_two_read_ahead(server: WebServer) -> None:
+def test_two_of_several_files_that_are_read_in_turn_are_read_ahead(server: WebServer) -> None:
     files = [open_object(server.url("/m.onnxa"), keeps_end=False) for _ in range(4)]
     for offset in (0, 2000, 4000):
         for file in files:
@@ -150,7 +154,7 @@ def test_of_files_that_are_read_in_turn_two_read_ahead(server: WebServer) -> Non
         assert file._stream is None
 
 
-def test_a_store_of_azure_is_asked_for_the_size_first(server: WebServer) -> None:
+def test_a_store_of_azure_is_first_asked_for_the_size(server: WebServer) -> None:
     server.files["/me/models/m.onnxa"] = CONTENT
     options = {"account_name": "me", "azure_storage_endpoint": server.url("/me")}
     with open_object(
@@ -210,7 +214,7 @@ def test_12_requests_run_at_once_and_no_more_than_are_taken(server: WebServer, m
 
 
 @pytest.mark.usefixtures("small_parts")
-def test_a_part_that_fails_leaves_those_before_it(server: WebServer) -> None:
+def test_parts_before_one_that_fails_are_given(server: WebServer) -> None:
     has_failed = threading.Event()
 
     def change(request: Request, answer: Answer) -> Answer:

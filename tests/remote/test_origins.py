@@ -200,7 +200,7 @@ def test_the_cache_gives_the_bytes_of_the_server_that_is_asked(
 
 
 @pytest.mark.parametrize("place", LASTING)
-def test_the_cache_gives_what_was_fetched_before(
+def test_the_cache_gives_what_was_downloaded_before(
     servers: list[WebServer],
     place: str,
     reach: Any,
@@ -254,7 +254,7 @@ def test_stores_in_memory_are_not_taken_for_each_other() -> None:
     assert open_object("m.onnxa", store=stores[0]).identity == first.identity
 
 
-def test_what_selects_an_object_is_not_shown() -> None:
+def test_options_that_select_an_object_are_not_shown() -> None:
     options = {"password": "SECRET"}
     file = open_object("hosted://me:SECRET@m.onnxa?SECRET", storage_options=options)
     assert "SECRET" not in f"{file.identity}{file.cache_key()}{file.path}"

@@ -65,7 +65,7 @@ TAKERS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("taker", TAKERS)
-def test_a_download_with_the_digest_enters_the_cache_and_another_does_not(
+def test_only_a_download_with_the_digest_enters_the_cache(
     url: str, directory: Path, taker: str
 ) -> None:
     with pytest.raises(ChecksumError, match=MISMATCH) as caught:
@@ -148,7 +148,7 @@ def test_a_damaged_copy_does_not_have_the_digest(url: str, directory: Path) -> N
         onnxarchive.open(url, cache=directory, sha256=DIGEST)
 
 
-def test_a_copy_of_a_wrong_size_is_downloaded_and_compared_anew(
+def test_a_copy_of_a_wrong_size_is_downloaded_and_compared_again(
     web: WebServer, url: str, directory: Path
 ) -> None:
     onnxarchive.open(url, cache=directory, sha256=DIGEST).close()
@@ -182,7 +182,7 @@ def test_a_newer_object_with_another_digest_is_refused_and_the_copy_stays(
     assert copy_in(directory).read_bytes() == OTHER
 
 
-def test_an_interrupted_download_goes_on_and_is_compared_as_a_whole(
+def test_an_interrupted_download_continues_and_is_compared_as_a_whole(
     url: str, directory: Path
 ) -> None:
     def stop(done: int, _: int) -> None:
@@ -205,7 +205,7 @@ FORMS: list[Any] = ["", "abc", DIGEST[1:], f"{DIGEST}0", f" {DIGEST}", f"{DIGEST
 
 
 @pytest.mark.parametrize("digest", FORMS)
-def test_what_is_no_digest_is_refused_before_anything_is_asked(
+def test_a_malformed_digest_is_refused_before_any_request(
     web: WebServer, url: str, directory: Path, digest: str
 ) -> None:
     for take in (onnxarchive.open, onnxarchive.load, onnxarchive.check):
@@ -227,7 +227,7 @@ def test_a_digest_without_a_cache_is_refused(web: WebServer, url: str, no_cache:
     assert web.requests == []
 
 
-def test_a_digest_of_what_is_not_remote_is_refused(tmp_path: Path) -> None:
+def test_a_digest_of_a_local_source_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.onnxa"
     path.write_bytes(ARCHIVE)
     for source in (path, path.as_uri(), ARCHIVE):

@@ -149,7 +149,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("variables", "route"), SETTINGS)
-def test_the_environment_names_the_proxy_of_the_question_and_of_obstore(
+def test_the_proxy_of_the_environment_is_used_by_the_probe_and_by_obstore(
     server: WebServer, variables: dict[str, str], route: str
 ) -> None:
     own = {"proxy": server.url(""), "address": f"127.0.0.1:{server.port}"}
@@ -171,7 +171,7 @@ def test_the_environment_names_the_proxy_of_the_question_and_of_obstore(
         ("http", {"HTTPS_PROXY": OTHER}, "example.com", None),
     ],
 )
-def test_a_proxy_is_for_a_scheme(
+def test_the_proxy_depends_on_the_scheme_of_the_url(
     scheme: str, variables: dict[str, str], host: str, proxy: str | None
 ) -> None:
     with environment(variables):
@@ -182,7 +182,7 @@ def test_a_proxy_is_for_a_scheme(
 _PIECES = ["localhost", "127.0.0.1", "127", "0", "1", ".", ",", "*", "/", "8", ":", " ", "[", "a"]
 
 
-def test_the_rules_are_those_of_obstore(server: WebServer) -> None:
+def test_hosts_are_excluded_from_the_proxy_by_the_rules_of_obstore(server: WebServer) -> None:
     @settings(max_examples=100, derandomize=True)
     @given(st.lists(st.sampled_from(_PIECES), max_size=8).map("".join))
     @example("127.0.0.1/8")

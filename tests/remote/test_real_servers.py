@@ -31,7 +31,7 @@ def write(url: str, options: dict[str, Any], content: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [10, len(CONTENT)])
-def test_what_is_written_to_s3_is_read_and_listed(
+def test_an_archive_in_s3_is_read_and_listed(
     place: tuple[str, dict[str, Any]], s3: S3Server, size: int
 ) -> None:
     url, options = place
@@ -83,7 +83,7 @@ def test_a_missing_bucket_is_a_missing_file_without_secrets(s3: S3Server) -> Non
         write("s3://no-such-bucket/m.onnxa", s3.options, CONTENT)
 
 
-def test_what_is_written_to_azure_is_read_and_listed_and_never_mixed() -> None:
+def test_an_archive_in_azure_is_read_and_listed_and_its_versions_are_never_mixed() -> None:
     url = "az://bucket/folder/m.onnxa"
     with azurite() as options:
         with create_object(url, len(CONTENT), storage_options=options) as writer:

@@ -130,7 +130,9 @@ def test_a_redirect_to_another_server_is_refused(
             )
 
 
-def test_what_has_no_secret_is_redirected(server: WebServer, reached: WebServer) -> None:
+def test_a_request_without_a_secret_may_be_redirected(
+    server: WebServer, reached: WebServer
+) -> None:
     server.change = redirecting(reached.url("/moved"))
     assert opened(server.url("/m.onnxa")).size == SIZE
     assert not [it for it in server.requests if it.range == "bytes=0-0"]
@@ -292,7 +294,7 @@ def test_a_later_redirect_to_another_port_is_followed(
 
 
 @pytest.mark.parametrize("status", [407, 408, 429, 500, 503])
-def test_an_answer_that_may_change_is_a_refusal(server: WebServer, status: int) -> None:
+def test_an_answer_that_may_be_temporary_is_refused(server: WebServer, status: int) -> None:
     server.change = lambda *_: Answer(status)
     text = f"HTTP status {status}, so it is unknown whether the server redirects"
     unanswered(text, opened, server.url("/m.onnxa?id=1"))
@@ -307,9 +309,7 @@ def test_an_answer_that_fails_once_is_asked_for_again(server: WebServer) -> None
     assert opened(server.url("/m.onnxa?id=1")).size == SIZE
 
 
-def test_an_answer_that_does_not_come_is_a_refusal(
-    server: WebServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_answer_is_refused(server: WebServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redirects, "TIMEOUT", 1)
     released = threading.Event()
 
@@ -371,7 +371,7 @@ def answering(
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1_000_000,
     ],
 )
-def test_an_answer_that_is_no_http_is_a_refusal(answer: bytes) -> None:
+def test_an_answer_that_is_no_http_is_refused(answer: bytes) -> None:
     with answering(answer) as (port, requests):
         url = f"http://127.0.0.1:{port}/m.onnxa?sig=SECRET"
         text = refusal("unknown whether", onnxarchive.open, url, storage_options=ONCE)
@@ -380,7 +380,7 @@ def test_an_answer_that_is_no_http_is_a_refusal(answer: bytes) -> None:
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"])
-def test_the_last_answer_counts_and_spaces_around_a_location_do_not(answer: bytes) -> None:
+def test_the_last_answer_counts_and_spaces_around_its_location_are_ignored(answer: bytes) -> None:
     answer += b"HTTP/1.1 302 Found\r\nLocation:\t/m.onnxa?id=1 \r\n\r\n"
     with answering(answer) as (port, requests):
         url = f"http://127.0.0.1:{port}/m.onnxa?id=1"
@@ -432,7 +432,7 @@ UNKNOWN_PROXIES = [
         *((proxy, "is not a URL such as http://host:port") for proxy in UNKNOWN_PROXIES),
     ],
 )
-def test_a_proxy_that_cannot_be_asked_is_a_refusal(
+def test_a_proxy_that_cannot_be_reached_is_an_error(
     server: WebServer, no_proxy: pytest.MonkeyPatch, proxy: str, text: str
 ) -> None:
     for name in ("http_proxy", "all_proxy"):
@@ -455,7 +455,9 @@ def test_a_proxy_that_opens_no_tunnel_is_named() -> None:
         unanswered(text, opened, url, proxy_url=f"http://127.0.0.1:{port}")
 
 
-def test_a_store_of_the_caller_is_asked_too(server: WebServer, reached: WebServer) -> None:
+def test_redirects_of_a_store_of_the_caller_are_refused(
+    server: WebServer, reached: WebServer
+) -> None:
     from obstore.store import HTTPStore, S3Store
 
     client: Any = {**HEADER, "allow_http": True}

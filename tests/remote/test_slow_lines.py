@@ -68,7 +68,9 @@ def test_requests_may_take_longer_than_the_timeout_of_the_client(
         assert len(archive.fetch()) == 5
 
 
-def test_a_transfer_ends_when_bytes_stop_and_goes_on_later(line: SlowLine, tmp_path: Path) -> None:
+def test_a_transfer_ends_when_bytes_stop_and_can_be_continued_later(
+    line: SlowLine, tmp_path: Path
+) -> None:
     def stop(done: int, _: int) -> None:
         line.is_open = done < 700_000
 

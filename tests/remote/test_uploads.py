@@ -60,7 +60,7 @@ def test_an_object_appears_when_it_is_complete(target: tuple[str, dict[str, Any]
 
 
 @pytest.mark.parametrize("key", ["a?b/m#n.onnxa", "#a", "?a", "a%20b", "a%2Fb", "a b", "é+&@:"])
-def test_a_key_is_read_and_written_as_itself_and_shown_whole(key: str) -> None:
+def test_a_key_is_read_and_written_unchanged_and_shown_in_full(key: str) -> None:
     store = MemoryStore()
     store.put(key, b"12345")
     with open_object(key, store=store) as file:
@@ -168,7 +168,7 @@ def test_an_upload_that_stalls_ends_and_says_how_far_it_got(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_a_fork_does_not_go_on_with_an_object() -> None:
+def test_a_forked_process_cannot_continue_an_object() -> None:
     with create_object("m", len(CONTENT), store=MemoryStore()) as writer:
         writer.write(b"begun")
         child = os.fork()

@@ -127,11 +127,13 @@ def test_no_password_of_a_malformed_url_is_shown(
         ("/data/run:/me@home/m.onnxa", None),
     ],
 )
-def test_a_path_that_is_meant_as_a_url_is_known(path: str, url: str | None) -> None:
+def test_a_path_that_is_meant_as_a_url_is_recognised(path: str, url: str | None) -> None:
     assert misspelled_url(path) == url
 
 
-def test_a_directory_makes_it_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelled_url_that_names_a_directory_is_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert misspelled_url("gs:/b") == "gs://b"
     (tmp_path / "gs:").mkdir()
@@ -152,7 +154,7 @@ def test_urls_that_differ_in_their_signature_have_the_same_name(one: str, other:
     assert unsigned_url(base + one) == unsigned_url("https://host/m.onnxa" + other)
 
 
-def test_other_parameters_stay_in_the_name() -> None:
+def test_parameters_that_are_no_signature_stay_in_the_name() -> None:
     assert unsigned_url("https://host/get?id=1&sp=2") != unsigned_url("https://host/get?id=2&sp=2")
     assert unsigned_url("https://host/get?id=1&sp=2") != unsigned_url("https://host/get?id=1")
     assert unsigned_url("https://host:8/a@m.onnxa") != unsigned_url("https://host:9/b@m.onnxa")
@@ -167,5 +169,5 @@ def test_other_parameters_stay_in_the_name() -> None:
         ("a b/m.onnx", "a b/w ?.bin"),
     ],
 )
-def test_other_files_are_in_the_same_folder(url: str, expected: str) -> None:
+def test_the_url_of_another_file_has_the_same_folder(url: str, expected: str) -> None:
     assert Address(url).beside("w ?.bin").url == expected
