@@ -102,7 +102,7 @@ def test_models_in_folders_are_listed(tmp_path: Path) -> None:
     assert "NEW.onnxa --all-models --assets' converts 1 of them to one archive, without" in several
 
 
-def test_a_folder_named_like_a_model_is_none(directory: Path) -> None:
+def test_a_folder_named_like_a_model_is_no_model(directory: Path) -> None:
     (directory / "folder.onnx").mkdir()
     assert converted(directory) == saved(_small_model())
 
@@ -177,7 +177,7 @@ def test_an_asset_that_is_no_file_is_named_and_not_waited_for(
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "weights.bin", "assets/a.txt"])
-def test_no_file_of_a_directory_is_written_over(directory: Path, name: str) -> None:
+def test_a_file_of_a_source_directory_is_not_overwritten(directory: Path, name: str) -> None:
     (directory / "assets").mkdir()
     (directory / "assets" / "a.txt").write_bytes(b"a")
     before = (directory / name).read_bytes()
@@ -198,7 +198,7 @@ def _with_checksum(directory: Path, checksum: str, *, tensors: int = 2) -> Path:
 
 
 @pytest.mark.parametrize("in_capitals", [False, True])
-def test_the_sha_1_of_the_whole_file_is_a_right_checksum(
+def test_the_sha_1_of_the_whole_file_is_a_valid_checksum(
     tmp_path: Path, directory: Path, in_capitals: bool
 ) -> None:
     checksum = hashlib.sha1((directory / "weights.bin").read_bytes()).hexdigest()
@@ -208,7 +208,7 @@ def test_the_sha_1_of_the_whole_file_is_a_right_checksum(
 
 
 @pytest.mark.parametrize("form", ["file", "directory"])
-def test_a_wrong_checksum_is_told_only_when_asked(
+def test_a_wrong_checksum_is_reported_only_if_asked_for(
     tmp_path: Path, directory: Path, form: str
 ) -> None:
     first = _small_model().graph.initializer[0].raw_data

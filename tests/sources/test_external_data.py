@@ -110,7 +110,7 @@ def refused(source: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("nbytes", [64, 4096, 1 << 17])
-def test_a_length_of_0_is_not_stated(
+def test_a_length_of_0_counts_as_not_stated(
     source: Callable[[Path], str], folder: Path, nbytes: int
 ) -> None:
     outside, complete = tensors(3, nbytes)
@@ -122,7 +122,7 @@ def test_a_length_of_0_is_not_stated(
 
 
 @pytest.mark.parametrize("size_threshold", [0, 1024])
-def test_an_empty_field_of_data_beside_external_data_is_none(
+def test_an_empty_data_field_beside_external_data_is_ignored(
     source: Callable[[Path], str], folder: Path, size_threshold: int
 ) -> None:
     outside, complete = tensors(3)
@@ -222,7 +222,9 @@ def test_unused_bits_are_cleared_with_a_note(
             assert archive.tensors[tensor.name].tobytes() == expected.tobytes()
 
 
-def test_without_unused_bits_there_is_no_note(source: Callable[[Path], str], folder: Path) -> None:
+def test_no_note_is_given_if_no_unused_bits_are_set(
+    source: Callable[[Path], str], folder: Path
+) -> None:
     clean = packed()
     (folder / DATA).write_bytes(clean[1].raw_data)
     given = [
@@ -243,7 +245,7 @@ def test_unused_bits_of_an_archive_are_cleared_as_its_error_says(tmp_path: Path,
     assert onnxarchive.check(tmp_path / "m.onnxa", full=True) == []
 
 
-def test_of_a_damaged_archive_no_bits_are_cleared(tmp_path: Path) -> None:
+def test_unused_bits_of_a_damaged_archive_are_not_cleared(tmp_path: Path) -> None:
     tensor = raw_tensor("w", TensorProto.INT4, (4001,))
     onnxarchive.save(model_of(tensor), tmp_path / "m.onnxa")
     entry = entry_of(tmp_path / "m.onnxa", "w")
@@ -257,7 +259,7 @@ def test_of_a_damaged_archive_no_bits_are_cleared(tmp_path: Path) -> None:
             )
 
 
-def test_of_a_damaged_zip_no_bits_are_cleared(tmp_path: Path) -> None:
+def test_unused_bits_of_a_damaged_zip_are_not_cleared(tmp_path: Path) -> None:
     tensor = raw_tensor("w", TensorProto.INT4, (4001,))
     model = model_of(external(tensor, "w")).SerializeToString()
     path = zipped(tmp_path / "m.zip", {"m.onnx": model, "w": tensor.raw_data})
@@ -286,7 +288,7 @@ def test_a_missing_data_file_is_named_once(
     )
 
 
-def test_what_else_helps_against_missing_files_is_said_once(
+def test_a_further_remedy_for_missing_files_is_named_once(
     source: Callable[[Path], str], folder: Path
 ) -> None:
     names = ["a.bin", "b.bin", "short.bin"]
@@ -347,7 +349,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("nbytes", [64, 4096])
-def test_what_a_data_file_is_instead_is_named(
+def test_the_kind_of_a_file_in_place_of_a_data_file_is_named(
     source: Callable[[Path], str], folder: Path, other: str, nbytes: int
 ) -> None:
     content, kind = OTHERS[other]
@@ -361,7 +363,7 @@ def test_what_a_data_file_is_instead_is_named(
 
 
 @pytest.mark.parametrize("content", [POINTER, PAGE, PAGE * 1000], ids=["pointer", "page", "long"])
-def test_a_pointer_is_no_data_even_if_it_is_long_enough(
+def test_a_git_lfs_pointer_or_web_page_is_no_data_even_if_it_is_long_enough(
     source: Callable[[Path], str], folder: Path, content: bytes
 ) -> None:
     outside, _ = tensors(2, 16)
@@ -374,7 +376,7 @@ def test_a_pointer_is_no_data_even_if_it_is_long_enough(
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_what_a_model_is_instead_is_named(
+def test_the_kind_of_a_file_in_place_of_a_model_is_named(
     source: Callable[[Path], str], folder: Path, other: str
 ) -> None:
     content, kind = OTHERS[other]

@@ -130,7 +130,7 @@ def test_a_cache_is_recognised_by_its_layout(path: str, model: str | None) -> No
     assert cached_model(path) == model
 
 
-def test_of_a_tree_with_a_cache_the_snapshots_are_converted_and_no_blobs(
+def test_the_snapshots_of_a_cache_in_a_tree_are_converted_and_its_blobs_are_not(
     snapshot: Path, tmp_path: Path, expected: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [path for path, _ in find_models(tmp_path / "hub")]
@@ -218,7 +218,7 @@ def test_a_model_found_in_a_directory_is_refused_if_it_is_a_link_out_of_it(
     assert onnxarchive.load(target) == model_of(raw_tensor("w", dims=(300,)))
 
 
-def test_the_command_says_of_found_models_what_it_says_of_a_directory(
+def test_the_command_names_the_option_for_models_of_a_tree_as_for_a_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "outside.onnx").write_bytes(model_of(raw_tensor("w")).SerializeToString())
@@ -243,7 +243,7 @@ def test_the_command_says_of_found_models_what_it_says_of_a_directory(
 
 @searches
 @pytest.mark.parametrize("has_data", [False, True])
-def test_models_of_a_snapshot_are_found_with_the_option_alone(
+def test_models_of_a_snapshot_are_found_only_with_follow_links(
     snapshot: Path, tmp_path: Path, search: Callable[..., None], has_data: bool
 ) -> None:
     if not has_data:
@@ -302,7 +302,7 @@ def test_a_model_that_is_exchanged_for_a_link_after_the_search_is_refused(tmp_pa
 # What is said without the option
 
 
-def test_without_the_option_it_is_named_once(source: Path, tmp_path: Path) -> None:
+def test_without_follow_links_the_error_names_the_option_once(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ArchiveFormatError) as caught:
         onnxarchive.convert(source, tmp_path / "written.onnxa")
     message = str(caught.value)
@@ -314,7 +314,9 @@ def test_without_the_option_it_is_named_once(source: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("follow_links", [False, True])
-def test_elsewhere_the_option_with_a_directory_is_named(tmp_path: Path, follow_links: bool) -> None:
+def test_outside_a_cache_the_error_names_follow_links_with_a_directory(
+    tmp_path: Path, follow_links: bool
+) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "model.onnx").symlink_to("../secret")
     (tmp_path / "secret").write_bytes(SECRET)
@@ -322,7 +324,7 @@ def test_elsewhere_the_option_with_a_directory_is_named(tmp_path: Path, follow_l
         onnxarchive.convert(tmp_path / "m", tmp_path / "written.onnxa", follow_links=follow_links)
 
 
-def test_the_command_takes_the_option_after_the_paths(
+def test_the_command_takes_follow_links_after_the_paths(
     source: Path, tmp_path: Path, expected: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "written.onnxa"
@@ -402,7 +404,9 @@ def _read(snapshot: Path) -> list[bytes]:
         return [b"".join(data.pieces()) for data in source.data]
 
 
-def test_a_directory_that_is_none_is_an_error_that_names_it(snapshot: Path, tmp_path: Path) -> None:
+def test_follow_links_with_a_path_that_is_no_directory_names_the_path(
+    snapshot: Path, tmp_path: Path
+) -> None:
     with pytest.raises(NotADirectoryError) as caught:
         onnxarchive.convert(snapshot, tmp_path / "written.onnxa", follow_links=tmp_path / "secret")
     assert caught.value.filename == str(tmp_path / "secret")

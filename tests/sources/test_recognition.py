@@ -177,7 +177,9 @@ def name(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("opening", OPENING)
-def test_what_opens_an_archive_says_what_else_a_file_is(name: str, opening: str) -> None:
+def test_functions_that_open_an_archive_name_the_kind_of_another_file(
+    name: str, opening: str
+) -> None:
     if opening == "session":
         pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     _, kind, help, _ = KINDS[name]
@@ -191,7 +193,7 @@ def test_what_opens_an_archive_says_what_else_a_file_is(name: str, opening: str)
 
 
 @pytest.mark.parametrize("command", ["info", "ls", "models list", "assets list", "metadata get"])
-def test_commands_say_it_in_one_line(
+def test_commands_name_the_kind_of_another_file_in_one_line(
     name: str, command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command.split(), name]) == 3
@@ -199,7 +201,7 @@ def test_commands_say_it_in_one_line(
     assert line.startswith(f"onnxarchive: {name}: expected an ONNX archive, found {KINDS[name][1]}")
 
 
-def test_convert_says_it_of_what_it_cannot_take(name: str, tmp_path: Path) -> None:
+def test_convert_names_the_kind_of_a_file_that_it_cannot_convert(name: str, tmp_path: Path) -> None:
     _, kind, help, is_source = KINDS[name]
     try:
         onnxarchive.convert(name, tmp_path / "new.onnxa")
@@ -253,7 +255,7 @@ def test_an_archive_that_is_cut_short_may_have_been_interrupted(
 
 
 @pytest.mark.parametrize("cut", [5, 50])
-def test_other_damage_of_a_model_is_no_cut(tmp_path: Path, cut: int) -> None:
+def test_other_damage_of_a_model_is_not_taken_for_a_cut(tmp_path: Path, cut: int) -> None:
     data = bytearray(runnable_model().SerializeToString())
     data[cut:cut] = b"\xff" * 9
     path = tmp_path / "m.onnx"
@@ -274,7 +276,7 @@ def test_a_file_of_another_kind_is_named_even_if_it_is_too_large_for_a_model(
         onnxarchive.convert(path, tmp_path / "new.onnxa")
 
 
-def test_the_kind_of_what_is_in_memory_is_named() -> None:
+def test_the_kind_of_bytes_in_memory_is_named() -> None:
     for source in (b"GGUF\3\0\0\0", io.BytesIO(b"GGUF\3\0\0\0")):
         with pytest.raises(ArchiveFormatError, match="expected an ONNX archive, found a GGUF file"):
             onnxarchive.open(source)
@@ -289,7 +291,9 @@ def test_an_archive_after_a_stub_is_named(archive: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("nbytes", [5_000, 3 << 20])
-def test_a_complete_zip_before_zeros_is_no_unwritten_download(tmp_path: Path, nbytes: int) -> None:
+def test_a_complete_zip_before_zeros_is_not_taken_for_an_unfinished_download(
+    tmp_path: Path, nbytes: int
+) -> None:
     path = tmp_path / "padded.zip"
     _zip("m.onnx")(path)
     path.write_bytes(path.read_bytes() + bytes(nbytes))
@@ -326,7 +330,7 @@ def test_a_damaged_archive_is_no_file_of_another_kind(
         assert "an ONNX archive, found" not in str(caught.value)
 
 
-def test_without_an_error_nothing_is_looked_at(
+def test_the_kind_of_a_file_is_determined_only_after_an_error(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(recognition, "kind_of_path")
@@ -343,7 +347,7 @@ print([it for it in sys.modules if it.startswith("onnxarchive.sources.zip_file")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no such pipes")
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_recognised_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ArchiveFormatError, match="found a pipe"):
         onnxarchive.open(tmp_path / "pipe")

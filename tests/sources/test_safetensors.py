@@ -81,7 +81,7 @@ def test_numbers_of_4_bits_are_packed_as_onnx_packs_them(tmp_path: Path) -> None
         assert archive.tensors["w"].tolist() == [[0.5, 1], [1.5, 2]]
 
 
-def test_the_library_s_own_files_are_read(tmp_path: Path) -> None:
+def test_files_of_the_safetensors_library_are_read(tmp_path: Path) -> None:
     library = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
     arrays = {it: ARRAYS[it] for it in ("F64", "F32", "F16", "BOOL", "I8", "U64")}
     library.save_file(arrays, tmp_path / "m.safetensors", metadata={"a": "b"})
@@ -91,7 +91,7 @@ def test_the_library_s_own_files_are_read(tmp_path: Path) -> None:
         }
 
 
-def test_some_tensors_are_taken_in_their_order_and_under_other_names(path: Path) -> None:
+def test_chosen_tensors_are_added_in_their_order_and_under_other_names(path: Path) -> None:
     with onnxarchive.open(archive_of(path, ["I8", "F32"])) as archive:
         assert list(archive.tensors) == ["I8", "F32"]
     with onnxarchive.open(archive_of(path, {"BF16": "layer.0/weight"})) as archive:
@@ -113,7 +113,7 @@ def test_some_tensors_are_taken_in_their_order_and_under_other_names(path: Path)
         (["F64", "odd"], UnsupportedFeatureError, "'odd'.*'F6_E2M3'"),
     ],
 )
-def test_what_cannot_be_taken_is_refused_before_any_is_written(
+def test_a_tensor_that_cannot_be_added_is_refused_before_any_is_written(
     tmp_path: Path, names: Any, kind: type[Exception], message: str
 ) -> None:
     path = tmp_path / "m.safetensors"

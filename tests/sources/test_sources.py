@@ -63,7 +63,7 @@ def _weights() -> onnx.ModelProto:
     ],
     ids=["empty", "text", "zip", "no graph", "cut", "cut in weights", "one byte more", "twice"],
 )
-def test_what_is_no_model_is_refused_and_named(
+def test_a_file_that_is_no_model_is_refused_and_named(
     tmp_path: Path, content: bytes, message: str
 ) -> None:
     path = tmp_path / "m.onnx"
@@ -83,7 +83,7 @@ def test_a_pipe_and_a_missing_file_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["segment", "type", "dims", "many dims"])
-def test_a_large_tensor_that_cannot_stand_alone_is_what_it_is_to_save(
+def test_a_large_tensor_that_cannot_be_external_is_converted_as_save_writes_it(
     tmp_path: Path, change: str
 ) -> None:
     # It holds its data itself. `save` leaves it in the model.
@@ -198,7 +198,7 @@ LAYOUTS: dict[str, Layout] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("size_threshold", [0, 1024])
 @pytest.mark.parametrize("convert_attribute", [False, True])
-def test_however_its_data_lies_a_model_gives_the_same_archive(
+def test_a_model_gives_the_same_archive_wherever_its_data_is(
     tmp_path: Path, layout: str, size_threshold: int, convert_attribute: bool
 ) -> None:
     model = _weights()
@@ -218,7 +218,7 @@ def test_however_its_data_lies_a_model_gives_the_same_archive(
     assert (tmp_path / "saved.onnxa").read_bytes() == expected
 
 
-def test_of_metadata_only_that_of_links_is_dropped(tmp_path: Path) -> None:
+def test_only_metadata_of_links_is_dropped(tmp_path: Path) -> None:
     model = _weights()
     for key, value in (("a", "1"), ("onnxarchive.link", "2"), ("onnxarchive.links", "3")):
         model.metadata_props.add(key=key, value=value)
@@ -393,7 +393,9 @@ def test_a_link_that_leaves_the_directory_is_refused_with_the_remedy(
 
 
 @pytest.mark.parametrize("location", [".", "folder", "pipe", "data.bin/x", "loop"])
-def test_what_is_no_file_is_no_data(tmp_path: Path, models: Path, location: str) -> None:
+def test_a_location_that_is_no_regular_file_is_refused(
+    tmp_path: Path, models: Path, location: str
+) -> None:
     (models / "folder").mkdir()
     os.mkfifo(models / "pipe")
     (models / "loop").symlink_to("loop")
@@ -420,7 +422,7 @@ def test_faults_of_a_thousand_tensors_are_counted(tmp_path: Path, models: Path) 
     assert lines[-1] == "  and 978 more faults"
 
 
-def test_nothing_stays_open(tmp_path: Path) -> None:
+def test_converting_a_source_leaves_no_file_open(tmp_path: Path) -> None:
     _a_file_a_tensor(tmp_path / "m.onnx", _weights())
     onnxarchive.convert(tmp_path / "m.onnx", tmp_path / "m.onnxa")
     assert open_below(tmp_path) == []
@@ -439,7 +441,9 @@ def test_nothing_stays_open(tmp_path: Path) -> None:
     [[], ["a.onnx", "b.onnx"], ["a.onnx", "__MODEL_PROTO"], ["a/m.onnx", "b/m.onnx"]],
     ids=["none", "two", "both", "in folders"],
 )
-def test_a_source_has_one_model(tmp_path: Path, kind: str, names: list[str]) -> None:
+def test_a_source_with_no_or_several_models_is_refused(
+    tmp_path: Path, kind: str, names: list[str]
+) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "weights.bin").write_bytes(b"x")
     for name in names:

@@ -70,7 +70,7 @@ def test_ten_bytes_that_read_like_the_placeholder_are_data_in_a_single_file(tmp_
         assert onnxarchive.load(tmp_path / "m.onnxa") == model
 
 
-def test_ten_bytes_that_read_like_the_placeholder_are_data_where_no_file_has_their_name(
+def test_ten_bytes_that_read_like_the_placeholder_are_data_if_no_file_has_their_name(
     tmp_path: Path,
 ) -> None:
     directory = torch_directory(tmp_path / "m", raw_tensor("large", dims=(600,)))
@@ -131,7 +131,7 @@ def test_an_entry_of_the_wrong_size_is_not_taken_for_the_tensor(
     assert str(2400 + change) in str(caught.value)
 
 
-def test_tensors_of_an_old_export_may_stand_in_subgraphs_and_attributes(tmp_path: Path) -> None:
+def test_tensors_of_an_old_export_may_be_in_subgraphs_and_attributes(tmp_path: Path) -> None:
     placeholder = raw_tensor("body.weight", dims=(600,), seed=4)
     expected: Any = placeholder.raw_data
     source = torch_directory(tmp_path / "m", raw_tensor("w", dims=(600,)))

@@ -299,7 +299,7 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("case", ACCEPTED)
-def test_what_changes_no_reading_is_accepted(case: str) -> None:
+def test_forms_that_all_readers_read_equally_are_accepted(case: str) -> None:
     assert contents(ACCEPTED[case]) == DATA
     assert read(ACCEPTED[case])[1] == []
 
@@ -328,7 +328,7 @@ DROPPED = {
 
 
 @pytest.mark.parametrize("case", DROPPED)
-def test_bytes_that_belong_to_nothing_are_left_out_and_told_of(case: str) -> None:
+def test_bytes_that_belong_to_nothing_are_left_out_and_reported(case: str) -> None:
     file, sentence = DROPPED[case]
     assert contents(file) == DATA
     (told,) = read(file)[1]
@@ -612,7 +612,7 @@ UNLIKE = {
 
 
 @pytest.mark.parametrize("case", UNLIKE)
-def test_of_contradictory_fields_those_of_the_directory_count(case: str) -> None:
+def test_the_fields_of_the_directory_count_if_a_local_header_contradicts_them(case: str) -> None:
     try:
         assert contents(UNLIKE[case]) == DATA
     except ArchiveError as error:  # a zipfile that looks
@@ -620,7 +620,7 @@ def test_of_contradictory_fields_those_of_the_directory_count(case: str) -> None
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_readers_disagree_about_is_refused(case: str) -> None:
+def test_a_zip_that_readers_read_differently_is_refused(case: str) -> None:
     require_refused(*REFUSED[case])
 
 
@@ -699,7 +699,7 @@ def test_names_that_lead_nowhere_else_are_kept(name: str) -> None:
 
 
 @pytest.mark.parametrize("attributes", [0, 0x10, UNIX_FOLDER, UNIX_FOLDER | 0x10])
-def test_empty_folders_are_left_out_without_a_word(attributes: int) -> None:
+def test_empty_folders_are_left_out_without_a_warning(attributes: int) -> None:
     file = Zip([folder("f/", attributes), part("f/a", b"1")]).pack()
     assert contents(file) == {"f/a": b"1"}
     assert read(file)[1] == []
@@ -766,7 +766,7 @@ def require_agreement(file: bytes) -> None:
 
 @requires(read_alike=50, refused=50)
 @given(st.binary(max_size=300))
-def test_arbitrary_bytes_raise_nothing_else(data: bytes) -> None:
+def test_arbitrary_bytes_are_refused_or_read_as_zipfile_reads_them(data: bytes) -> None:
     require_agreement(data)
     require_agreement(data + Zip([]).pack())
     require_agreement(Zip([part("arbitrary", data)]).pack())
@@ -789,7 +789,9 @@ EDGES = st.sampled_from(
         max_size=4,
     ),
 )
-def test_damaged_zips_raise_nothing_else(seed: bytes, changes: list[tuple[float, bytes]]) -> None:
+def test_damaged_zips_are_refused_or_read_as_zipfile_reads_them(
+    seed: bytes, changes: list[tuple[float, bytes]]
+) -> None:
     file = bytearray(seed)
     for place, data in changes:
         position = int(place * (len(seed) - 1))
@@ -800,7 +802,7 @@ def test_damaged_zips_raise_nothing_else(seed: bytes, changes: list[tuple[float,
 @requires(read_alike=5, refused=50)
 @settings(max_examples=300)
 @given(st.sampled_from(SMALL_SEEDS), st.floats(0, 1), st.floats(0, 1), st.binary(max_size=60))
-def test_spliced_zips_raise_nothing_else(
+def test_spliced_zips_are_refused_or_read_as_zipfile_reads_them(
     seed: bytes, start: float, end: float, data: bytes
 ) -> None:
     low, high = sorted((int(start * len(seed)), int(end * len(seed))))

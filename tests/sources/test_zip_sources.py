@@ -315,14 +315,14 @@ def test_a_single_model_may_be_zipped_alone(tmp_path: Path) -> None:
         assert converted(tmp_path / "m.zip") == (tmp_path / "saved.onnxa").read_bytes()
 
 
-def test_the_suffix_of_a_zip_says_nothing(tmp_path: Path, directory: Path) -> None:
+def test_a_zip_is_recognised_whatever_its_suffix(tmp_path: Path, directory: Path) -> None:
     _python()(directory, tmp_path / "m.onnx")
     assert converted(tmp_path / "m.onnx") == converted(directory)
 
 
 @pytest.mark.parametrize("where", ["apart", "together"])
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_external_tensors_of_a_zip_may_go_into_the_model(
+def test_external_tensors_of_a_zip_may_be_stored_in_the_model(
     tmp_path: Path, where: str, method: int
 ) -> None:
     source = _write_directory(tmp_path / "source", LOCATIONS[where])
@@ -367,7 +367,7 @@ def test_zips_with_a_model_are_recognised_by_the_names_in_them(
 
 
 @pytest.mark.parametrize("folder", ["", "export/", "a/b c/d/"])
-def test_litter_is_passed_over_and_a_common_folder_stripped(
+def test_files_of_the_system_are_ignored_and_a_common_folder_is_stripped(
     tmp_path: Path, directory: Path, folder: str
 ) -> None:
     path = tmp_path / "m.zip"
@@ -443,7 +443,7 @@ def test_tensors_that_are_files_or_stored_go_through_no_temporary_file(
     assert converted(path) == converted(source)
 
 
-def test_compressed_tensors_of_one_file_go_through_one_beside_the_target_that_is_gone_afterwards(
+def test_compressed_tensors_of_a_file_go_through_one_temporary_file_that_is_then_removed(
     tmp_path: Path, together: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
@@ -501,7 +501,7 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize("method", ["Deflate", "Deflate64"])
-def test_zipfile_is_taught_deflate64_only_if_a_zip_needs_it(
+def test_deflate64_is_added_to_zipfile_only_if_a_zip_needs_it(
     tmp_path: Path, directory: Path, method: str
 ) -> None:
     path = tmp_path / "m.zip"
@@ -549,7 +549,7 @@ def refused(tmp_path: Path) -> Callable[..., str]:
     "tool", ["Python stored", "zip", "7z Deflate64", "7z BZip2", "7z LZMA", "jar"]
 )
 @pytest.mark.parametrize("name", ["w0.bin", "model.onnx", "assets/deep/tokenizer.json"])
-def test_a_damaged_entry_is_told_and_nothing_is_left(
+def test_a_damaged_entry_is_named_and_nothing_is_left(
     tmp_path: Path, apart: Path, tool: str, name: str, refused: Callable[..., str]
 ) -> None:
     path = tmp_path / "m.zip"
@@ -568,7 +568,7 @@ def test_a_damaged_entry_is_told_and_nothing_is_left(
     assert repr(name) in refused(path, ArchiveFormatError)
 
 
-def test_a_zip_is_not_written_over(apart_zip: Path) -> None:
+def test_a_source_zip_is_not_overwritten(apart_zip: Path) -> None:
     before = apart_zip.read_bytes()
     with pytest.raises(ValueError, match="input"):
         onnxarchive.convert(apart_zip, apart_zip)
@@ -581,7 +581,7 @@ def test_a_zip_that_is_cut_is_refused(apart_zip: Path, refused: Callable[..., st
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows keeps the working directory")
-def test_a_deflated_zip_is_converted_where_the_working_directory_is_gone(
+def test_a_deflated_zip_is_converted_after_the_working_directory_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of(raw_tensor("w", dims=(3000,))).SerializeToString()

@@ -57,7 +57,7 @@ def require_files(file: bytes, expected: Mapping[str, bytes]) -> None:
 @pytest.mark.parametrize(
     "command", [["made.zip", "-"], ["-fz-", "made.zip", "-"], ["-fz", "made.zip", "-"], ["-", "-"]]
 )
-def test_zip_from_a_pipe(tmp_path: Path, command: list[str]) -> None:
+def test_a_zip_that_zip_makes_from_a_pipe_is_read(tmp_path: Path, command: list[str]) -> None:
     printed = run(["zip", "-q", *command], tmp_path, data=TEXT)
     require_files(printed or (tmp_path / "made.zip").read_bytes(), {"-": TEXT})
 
@@ -71,7 +71,7 @@ def test_zip64_from_pipe_to_pipe_is_refused_since_zip_leaves_out_the_end_record(
 
 
 @needs("zip")
-def test_split_zip_is_refused(tmp_path: Path) -> None:
+def test_a_split_zip_is_refused(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "file").write_bytes(random.Random(1).randbytes(3 << 20))
     run(["zip", "-q", "-0", "-r", "-s", "1m", "../made.zip", "."], tmp_path / "source")
@@ -84,13 +84,13 @@ def test_split_zip_is_refused(tmp_path: Path) -> None:
 
 @needs("7z")
 @pytest.mark.parametrize("method", ["Deflate", "Deflate64", "LZMA", "BZip2"])
-def test_7z_from_a_pipe_to_a_pipe(tmp_path: Path, method: str) -> None:
+def test_a_zip_that_7z_makes_from_pipe_to_pipe_is_read(tmp_path: Path, method: str) -> None:
     command = ["7z", "a", "-tzip", f"-mm={method}", "-simodel.onnx", "-so", "made.zip"]
     require_files(run(command, tmp_path, data=TEXT), {"model.onnx": TEXT})
 
 
 @needs("7z")
-def test_7z_marks_names_that_are_not_ascii(tmp_path: Path) -> None:
+def test_names_that_are_not_ascii_are_read_from_a_zip_of_7z(tmp_path: Path) -> None:
     (tmp_path / "é").write_bytes(b"data")
     run(["7z", "a", "-tzip", "made.zip", "é"], tmp_path)
     require_files((tmp_path / "made.zip").read_bytes(), {"é": b"data"})
@@ -98,7 +98,7 @@ def test_7z_marks_names_that_are_not_ascii(tmp_path: Path) -> None:
 
 @needs("7z")
 @pytest.mark.parametrize("method", ["Deflate64", "LZMA:eos=off", "LZMA", "BZip2", "Deflate"])
-def test_7z_of_every_size(tmp_path: Path, method: str) -> None:
+def test_files_of_many_sizes_that_7z_compressed_are_read(tmp_path: Path, method: str) -> None:
     """The ends of compressed data, in all the states that an encoder may be in."""
     random_numbers = random.Random(2)
     expected = {}

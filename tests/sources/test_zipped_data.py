@@ -109,7 +109,7 @@ def inflated(method: int, compressed: bytes, data: bytes, **stated: int) -> byte
 @methods
 @given(st.binary(max_size=2000), st.integers(1, 60))
 @settings(max_examples=30)
-def test_any_data_come_back(method: int, data: bytes, times: int) -> None:
+def test_any_compressed_data_is_inflated_unchanged(method: int, data: bytes, times: int) -> None:
     assert inflated(method, ENCODERS[method](data * times), data * times) == data * times
 
 
@@ -165,7 +165,7 @@ def test_nothing_happens_before_the_first_piece_is_taken(method: int) -> None:
 
 @methods
 @pytest.mark.parametrize("crc32", [0, 0xBAD])
-def test_another_crc_is_an_error_that_names_both(method: int, crc32: int) -> None:
+def test_a_wrong_crc_is_an_error_that_names_both_values(method: int, crc32: int) -> None:
     with pytest.raises(ChecksumError) as caught:
         inflated(method, ENCODERS[method](TEXT), TEXT, crc32=crc32)
     assert caught.value.entry == "folder/w"
@@ -182,7 +182,7 @@ FAULT = "(expected .*found .|it inflates to more than [0-9]+ bytes|the zip is da
 
 @compressing
 @pytest.mark.parametrize("by", [-len(TEXT), -TEXT.index(b"9"), -1, 1, 1 << 40])
-def test_another_size_is_an_error(method: int, by: int) -> None:
+def test_a_wrong_size_is_an_error(method: int, by: int) -> None:
     file = entry_of(method, ENCODERS[method](TEXT), TEXT, nbytes=len(TEXT) + by)
     taken: list[int] = []
     with pytest.raises(ArchiveError, match=f"entry 'folder/w': {FAULT}") as caught:
@@ -200,7 +200,7 @@ def test_compressed_data_that_end_early_are_an_error(method: int, size: int) -> 
 
 
 @compressing
-def test_other_data_are_an_error(method: int) -> None:
+def test_data_that_is_not_compressed_is_an_error(method: int) -> None:
     for seed in range(50):
         other = random.Random(seed).randbytes(500)
         with pytest.raises(ArchiveError):
@@ -211,7 +211,7 @@ def test_other_data_are_an_error(method: int) -> None:
 @requires(refused=100)
 @given(st.floats(0, 1), st.binary(min_size=1, max_size=4))
 @settings(max_examples=200)
-def test_damaged_data_are_found_out(method: int, place: float, data: bytes) -> None:
+def test_damaged_compressed_data_is_an_error(method: int, place: float, data: bytes) -> None:
     compressed = bytearray(ENCODERS[method](TEXT[:5000]))
     position = int(place * (len(compressed) - 1))
     compressed[position : position + len(data)] = data
@@ -242,7 +242,7 @@ def test_lzma_data_of_nothing_may_have_no_end_marker() -> None:
 
 
 @pytest.mark.parametrize("by", [-len(SENTENCE), -5, -1, 1, 1 << 30])
-def test_another_size_than_that_of_lzma_without_end_marker_is_an_error(by: int) -> None:
+def test_a_wrong_size_of_lzma_data_without_end_marker_is_an_error(by: int) -> None:
     with pytest.raises(ArchiveError, match=f"entry 'folder/w': {FAULT}"):
         inflated(LZMA, PACKED_SENTENCE, SENTENCE, nbytes=len(SENTENCE) + by)
 

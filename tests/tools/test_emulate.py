@@ -44,6 +44,6 @@ def test_a_run_without_tests_has_not_passed(cases: tuple[str, ...], is_passed: b
     assert emulate.summary(report(*cases))[1] is is_passed
 
 
-def test_another_machine_than_these_is_refused() -> None:
+def test_an_unknown_machine_is_refused() -> None:
     with pytest.raises(SystemExit, match="expected one of i386, s390x, found 'armhf'"):
         emulate.main(["armhf"])

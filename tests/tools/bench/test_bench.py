@@ -169,7 +169,7 @@ def test_a_sparse_archive_breaks_no_rule_and_takes_no_disk(name: str, folder: Pa
 
 @pytest.mark.parametrize("name", ["large", "many", "single", "chain", "light", "real"])
 @pytest.mark.parametrize("scale", [1, 0.1, 0.01, 0.001])
-def test_a_scaled_group_has_so_many_bytes(name: str, scale: float) -> None:
+def test_a_scaled_group_has_the_scaled_number_of_bytes(name: str, scale: float) -> None:
     group = inputs.GROUPS[name]
     assert group.scaled(scale).nbytes == pytest.approx(group.nbytes * scale, rel=0.05)
 
@@ -263,7 +263,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
-def test_what_is_missing_or_fails_is_told_and_the_rest_is_measured(
+def test_a_missing_or_failing_way_is_reported_and_all_others_are_measured(
     fault: Fault, tmp_path: Path
 ) -> None:
     written = tmp_path / "run.json"
@@ -321,7 +321,9 @@ def test_the_real_archive_is_skipped_with_a_sentence_where_the_disk_is_too_small
 @pytest.mark.parametrize(
     "arguments", ["--rounds 0", "--scale 0", "--scale 2", "--only nothing", "--only save --readme"]
 )
-def test_wrong_use_is_refused(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use_of_the_benchmark_is_refused(
+    arguments: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as raised:
         bench.main(arguments.split())
     assert raised.value.code == 2
@@ -357,7 +359,7 @@ def test_ways_take_turns_forwards_and_in_reverse(
 
 
 @needs_smaps
-def test_memory_that_is_given_back_meanwhile_is_seen(
+def test_memory_that_is_freed_during_a_measurement_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that takes 200 MiB, waits, and gives them back before the clock stops."""

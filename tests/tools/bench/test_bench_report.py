@@ -75,7 +75,7 @@ def test_a_target_is_judged_by_the_median_of_the_ratios_of_rounds(
         (MEMORY, 106, False),
     ],
 )
-def test_memory_is_held_against_a_limit_or_against_that_of_the_other(
+def test_memory_is_compared_with_a_limit_or_with_that_of_the_other_library(
     target: Target, nbytes: int, met: bool
 ) -> None:
     (verdict,) = result_of(target, [1], [1], (nbytes, 100)).verdicts()
@@ -140,7 +140,7 @@ def test_every_target_is_about_rows_that_its_case_takes() -> None:
             assert {target.row or case.measures[0].name, target.beside} <= rows | {None}
 
 
-def test_a_table_tells_medians_ratios_and_their_spread() -> None:
+def test_a_table_shows_medians_ratios_and_their_spread() -> None:
     result = result_of(HALF, [1, 2, 3], [2, 2, 2])
     ours, other = report.table(result).splitlines()[1:]
     assert ours.split() == ["ours", "2.00", "s", "1.00", "s..3.00", "s", "1.00", "s"]
@@ -178,7 +178,7 @@ def grown(name: str) -> Result:
     return Result(name, case, "", 1, rounds, amounts)
 
 
-def test_growth_is_told_with_its_slope() -> None:
+def test_growth_is_reported_with_its_slope() -> None:
     result = grown("growth-bytes")
     assert list(report.growth(result)) == ["open", "ls", "edit", "save"]
     assert "  open: slope 1.00 (1: time in proportion to size; 0: constant time)" in report.text(

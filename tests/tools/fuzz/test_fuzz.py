@@ -100,7 +100,7 @@ def test_an_input_can_be_run_again(tmp_path: Path, capsys: pytest.CaptureFixture
         assert capsys.readouterr().out == verdict
 
 
-def test_nothing_is_left_behind(tmp_path: Path) -> None:
+def test_reproducing_an_input_leaves_no_file(tmp_path: Path) -> None:
     before = [tmp_path / "input", tmp_path / "temporary"]
     before[0].write_bytes(seeds.archives()[-1])
     before[1].mkdir()
@@ -121,7 +121,7 @@ def test_a_wrong_crc_breaks_a_rule_and_is_no_finding() -> None:
 @pytest.mark.parametrize(
     "vector", ["bool-2", "unused-bits-int4", "external-data-checksum", "plain"]
 )
-def test_what_the_data_of_tensors_breaks_is_found_anew(
+def test_rules_that_the_data_of_tensors_breaks_are_compared_with_a_second_check(
     vector: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = seeds.VECTORS / f"{vector}.onnxa"
@@ -133,7 +133,7 @@ def test_what_the_data_of_tensors_breaks_is_found_anew(
         fuzz.is_archive(path)
 
 
-def test_a_missing_fuzzer_is_said(
+def test_a_missing_fuzzer_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -159,7 +159,7 @@ def lines(tree: ast.Module) -> list[str]:
     return [line.strip() for line in ast.unparse(tree).splitlines() if line.strip()]
 
 
-def test_each_condition_and_limit_is_changed_once_and_nothing_else_with_it() -> None:
+def test_each_condition_and_limit_is_changed_once_and_alone() -> None:
     before = lines(ast.parse(PROGRAM))
     changed = {}
     for change in mutate_reader.changes(PROGRAM):
@@ -190,7 +190,7 @@ def test_vectors_notice_every_change_of_the_check_of_keys(
     assert not printed.startswith("0 changes")
 
 
-def test_unnoticed_change_and_a_wrong_entry_of_the_list_are_told(
+def test_an_unnoticed_change_and_a_wrong_entry_of_the_list_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(mutate_reader, "passes", lambda *_: True)

@@ -106,7 +106,7 @@ def test_listed_changes_exist_and_have_reasons(reader: str) -> None:
     assert all(reasons.values())
 
 
-def test_unnoticed_change_and_a_wrong_entry_of_the_list_are_told(
+def test_an_unnoticed_change_and_a_wrong_entry_of_the_list_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(mutate_text, "first_noticing", lambda *_: None)

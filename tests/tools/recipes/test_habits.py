@@ -36,7 +36,7 @@ def test_the_hook_of_pre_commit_checks_archives(path: Path) -> None:
 
 
 @pytest.mark.tool
-def test_pre_commit_takes_the_hook() -> None:
+def test_pre_commit_accepts_the_manifest_of_the_hook() -> None:
     pytest.importorskip("pre_commit")
     command = [sys.executable, "-m", "pre_commit", "validate-manifest", ".pre-commit-hooks.yaml"]
     subprocess.run(command, cwd=ROOT, check=True)
@@ -75,7 +75,7 @@ def test_git_shows_what_changed_in_an_archive(tmp_path: Path) -> None:
     assert [line[:23] for line in changed] == [f"{sign}tensors       SHA-256 " for sign in "-+"]
 
 
-def test_an_adapter_is_an_asset(path: Path, tmp_path: Path) -> None:
+def test_a_lora_adapter_is_stored_as_an_asset(path: Path, tmp_path: Path) -> None:
     ort: Any = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     from compared_sessions import session_of_archive
 

@@ -293,7 +293,7 @@ def test_a_hostile_index_is_refused(files: tuple[str, str, str]) -> None:
         overlay.session(base, small)
 
 
-def test_what_a_caller_may_override_is_not_left_to_the_base(
+def test_an_initializer_that_a_caller_may_override_is_not_left_to_the_base(
     files: tuple[str, str, str], tmp_path: Path
 ) -> None:
     base, tuned, _ = files

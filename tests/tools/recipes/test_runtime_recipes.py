@@ -87,7 +87,7 @@ def run_in(browser: Any, page: str, model: str = "") -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("model", ["", "further"])
-def test_a_page_computes_what_python_does_and_reads_what_that_needs(
+def test_a_page_computes_what_python_does_and_reads_only_what_it_needs(
     browser: Any, page: str, web: WebServer, archive: Path, model: str
 ) -> None:
     status, outputs = run_in(browser, page, model)
@@ -99,7 +99,7 @@ def test_a_page_computes_what_python_does_and_reads_what_that_needs(
     assert (own in [int(first) for first, _ in spans]) == (model == "further")
 
 
-def test_a_page_tells_a_weight_that_has_changed(browser: Any, page: str, archive: Path) -> None:
+def test_a_page_names_a_weight_that_has_changed(browser: Any, page: str, archive: Path) -> None:
     flip_byte(archive, entry_of(archive, "layer_0_weight").data_offset)
     status, outputs = run_in(browser, page)
     assert status.startswith(CHANGED)
@@ -180,7 +180,7 @@ def test_the_recipe_gives_the_outputs_of_the_session_in_python(
     assert run(program, archive, model)[0] == pytest.approx(y.sum(), rel=1e-5)
 
 
-def test_cmake_builds_the_recipe(program: Path, archive: Path, tmp_path: Path) -> None:
+def test_cmake_builds_the_recipe_in_c(program: Path, archive: Path, tmp_path: Path) -> None:
     if shutil.which("cmake") is None:
         pytest.skip("cmake is not installed")
     build, library = tmp_path / "build", program.with_name("libonnxruntime.so")
@@ -194,7 +194,9 @@ def test_cmake_builds_the_recipe(program: Path, archive: Path, tmp_path: Path) -
 
 
 @needs_mapped_buffers
-def test_the_weights_stay_in_the_map(program: Path, archive: Path, path: Path) -> None:
+def test_a_session_in_c_takes_no_memory_for_the_weights(
+    program: Path, archive: Path, path: Path
+) -> None:
     onnxarchive.save(runnable_model(64 * MIB), path)
     taken = run(program, path)[1] - run(program, archive)[1]
     # The recipe's input has 4 MiB.

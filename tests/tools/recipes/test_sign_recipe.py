@@ -200,7 +200,7 @@ def change_model(edit: onnxarchive.Edit) -> None:
         (lambda edit: edit.assets.pop("labels.txt"), "labels.txt: it was signed, and is missing"),
     ],
 )
-def test_what_else_is_changed_by_an_edit_is_refused(
+def test_changed_metadata_and_assets_are_refused(
     signed: Signed, change: Callable[[Any], object], message: str
 ) -> None:
     with onnxarchive.edit(signed.path) as edit:
