@@ -70,9 +70,7 @@ def test_each_model_is_read_with_its_own_tensors(pair: Path) -> None:
 
 
 @pytest.mark.parametrize("id", ["x", "Decoder", "__MODEL_PROTO", " ", "décodeur"])
-def test_a_model_that_is_not_there_is_an_error_that_lists_those_that_are(
-    pair: Path, id: Any
-) -> None:
+def test_the_error_of_a_missing_model_lists_the_existing_ones(pair: Path, id: Any) -> None:
     for read in (
         lambda: onnxarchive.open(pair, model=id),
         lambda: edits.document(pair, model=id),
@@ -176,7 +174,7 @@ def test_an_archive_with_one_model_keeps_its_bytes() -> None:
         assert saved(model) == saved(model, models={}) == saved(model, models=None)
 
 
-def test_every_place_of_a_tensor_is_shared(path: Path) -> None:
+def test_equal_tensors_of_every_place_are_shared(path: Path) -> None:
     model = full_model()
     further = {"same": model, "third": model}
     onnxarchive.save(model, path, models=further, convert_attribute=True, size_threshold=0)
@@ -246,7 +244,7 @@ def test_random_models_share_what_the_specification_says(path: Path, seed: int) 
     "id",
     ["A", "1", "_a", "a-b", "a.b", "é", "a\n", "a ", "Decoder", "a" * 65, "__MODEL_PROTO", "a\0"],
 )
-def test_what_is_no_id_is_refused_by_all_that_write(path: Path, id: str) -> None:
+def test_an_invalid_model_id_is_refused_by_every_function_that_writes(path: Path, id: str) -> None:
     source = path.with_name("m.onnx")
     source.write_bytes(of(w=A).SerializeToString())
     before = sorted(path.parent.iterdir())
@@ -268,7 +266,9 @@ def test_what_is_no_id_is_refused_by_all_that_write(path: Path, id: str) -> None
         ("", "expected an id such as 'decoder', got ''"),
     ],
 )
-def test_no_number_and_no_default_model_is_a_further_one(path: Path, id: Any, message: str) -> None:
+def test_a_number_and_an_empty_text_are_no_ids_of_further_models(
+    path: Path, id: Any, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         onnxarchive.save(of(w=A), path, models={id: of(w=A)})
 
@@ -313,7 +313,7 @@ def planned(write: Callable[[], object]) -> None:
         write()
 
 
-def test_only_tensors_with_the_type_and_dims_of_another_models_are_read(
+def test_tensors_are_read_only_if_another_model_has_one_of_their_type_and_dims(
     path: Path, summed: list[int]
 ) -> None:
     alone = model_of(*(raw_tensor(f"{n}{it}", dims=(it,)) for n in "wv" for it in range(300, 304)))

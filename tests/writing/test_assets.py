@@ -74,7 +74,9 @@ GIVEN: dict[str, Callable[[Path, Path], object]] = {
 
 
 @pytest.mark.parametrize("rewrite", GIVEN)
-def test_given_assets_join_those_that_are_kept(archive: Path, tmp_path: Path, rewrite: str) -> None:
+def test_given_assets_are_added_to_those_that_are_kept(
+    archive: Path, tmp_path: Path, rewrite: str
+) -> None:
     target = tmp_path / "rewritten.onnxa"
     GIVEN[rewrite](archive, target)
     assert _assets(target) == {**ASSETS, **NEW}
@@ -84,7 +86,7 @@ def test_given_assets_join_those_that_are_kept(archive: Path, tmp_path: Path, re
 
 
 @pytest.mark.parametrize("external_data", [None, "weights.data"])
-def test_an_exported_model_comes_without_them(
+def test_an_exported_model_comes_without_assets(
     archive: Path, tmp_path: Path, external_data: str | None
 ) -> None:
     folder = tmp_path / "out"
@@ -94,7 +96,7 @@ def test_an_exported_model_comes_without_them(
     assert normalised(onnx.load(folder / "m.onnx")) == runnable_model()
 
 
-def test_links_and_onnx_s_own_functions_come_without_them(archive: Path, tmp_path: Path) -> None:
+def test_links_and_functions_of_onnx_come_without_assets(archive: Path, tmp_path: Path) -> None:
     onnxarchive.link(archive, tmp_path / "link.onnx")
     assert TOKENIZER not in (tmp_path / "link.onnx").read_bytes()
     onnx.save(onnx.load(archive), tmp_path / "out.onnxa")
@@ -102,7 +104,7 @@ def test_links_and_onnx_s_own_functions_come_without_them(archive: Path, tmp_pat
     assert _assets(archive) == ASSETS
 
 
-def test_sessions_do_not_mind_them(archive: Path, source: Path) -> None:
+def test_a_session_of_an_archive_with_assets_runs(archive: Path, source: Path) -> None:
     pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     session = onnxarchive.session(archive, providers=["CPUExecutionProvider"])
     x = np.ones((2, 1024), np.float32)

@@ -94,7 +94,7 @@ def test_the_elements_of_a_cloned_tensor_are_checked(disk: Path) -> None:
 
 
 @pytest.mark.parametrize("alignment", [64, 2048])
-def test_at_other_offsets_nothing_is_cloned(disk: Path, alignment: int) -> None:
+def test_data_at_other_offsets_than_in_the_source_is_not_cloned(disk: Path, alignment: int) -> None:
     source = write_source(disk / "source")
     with patch.object(clones_and_sync, "clone_range", side_effect=AssertionError("it is cloned")):
         onnxarchive.convert(source, disk / "copy.onnxa", alignment=alignment)
@@ -139,7 +139,7 @@ def test_a_source_that_becomes_shorter_after_its_blocks_were_cloned_gives_no_arc
     shutil.rmtree(source.parent)  # for the space
 
 
-def test_data_on_another_file_system_is_no_reason_to_clone_nothing(
+def test_data_on_another_file_system_does_not_prevent_clones_of_other_data(
     disk: Path, tmp_path: Path
 ) -> None:
     elsewhere = write_source(tmp_path / "elsewhere")

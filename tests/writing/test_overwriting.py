@@ -88,7 +88,7 @@ def test_a_save_that_would_lose_assets_or_models_is_refused_and_writes_nothing(
     assert "remove the file before onnx.save" in message
 
 
-def test_an_archive_with_neither_is_replaced_without_a_question(path: Path) -> None:
+def test_an_archive_without_assets_and_further_models_is_replaced(path: Path) -> None:
     onnxarchive.save(of(a=A), path)
     onnxarchive.save(runnable_model(), path)
     require_loads(path, {"": runnable_model()})
@@ -104,7 +104,7 @@ def test_empty_arguments_drop_what_the_archive_has(
     assert path.read_bytes() == saved(runnable_model())
 
 
-def test_an_argument_answers_for_its_own_kind_alone(path: Path) -> None:
+def test_assets_and_models_that_would_be_lost_need_an_argument_each(path: Path) -> None:
     def of_both() -> None:
         onnxarchive.save(of(a=A), path, assets=ASSETS, models=DECODER)
 
@@ -126,7 +126,7 @@ def test_an_argument_answers_for_its_own_kind_alone(path: Path) -> None:
         of_both()
 
 
-def test_what_the_message_says_keeps_what_a_save_would_lose(path: Path) -> None:
+def test_the_remedy_in_the_message_keeps_what_a_save_would_lose(path: Path) -> None:
     onnxarchive.save(of(a=A), path, assets=ASSETS, models=DECODER)
     with edits.refused(path, ValueError, re.escape("edit.models[id] = model")):
         onnxarchive.save(loaded_by_onnx_ir(path), path)
@@ -139,7 +139,7 @@ def test_what_the_message_says_keeps_what_a_save_would_lose(path: Path) -> None:
         assert {name: bytes(data) for name, data in archive.assets.items()} == ASSETS
 
 
-def test_packed_weights_are_assets_too_which_are_named_by_their_folder(path: Path) -> None:
+def test_packed_weights_count_as_assets_and_are_named_by_their_folder(path: Path) -> None:
     packed = {f"onnxruntime/prepacked/{name}": b"{}" for name in ("index.json", "a.0", "b.0")}
     onnxarchive.save(of(a=A), path, assets={**packed, **ASSETS})
     named = re.escape("('folder/vocabulary', 'labels.txt', 'onnxruntime/prepacked/')")
@@ -148,7 +148,7 @@ def test_packed_weights_are_assets_too_which_are_named_by_their_folder(path: Pat
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\3\4", bytes(70_000)])
-def test_what_is_no_archive_is_replaced(path: Path, content: bytes) -> None:
+def test_a_file_that_is_no_archive_is_replaced(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     onnxarchive.save(runnable_model(), path)
     require_loads(path, {"": runnable_model()})
@@ -167,7 +167,9 @@ def test_a_damaged_directory_is_replaced_but_not_a_damaged_model(path: Path) -> 
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_after_an_interrupted_edit_the_old_archive_counts(path: Path, phase: str) -> None:
+def test_assets_of_the_archive_before_an_interrupted_edit_are_not_lost(
+    path: Path, phase: str
+) -> None:
     onnxarchive.save(of(a=A), path, assets={"old": b"1"})
     edit = interrupt(path, lambda path: edits.document(path))
     path.write_bytes(edit.states[phase])
@@ -177,7 +179,7 @@ def test_after_an_interrupted_edit_the_old_archive_counts(path: Path, phase: str
     assert path.read_bytes() == edit.old
 
 
-def test_a_function_around_that_of_onnx_hides_no_loss(
+def test_a_wrapper_around_onnx_save_does_not_hide_the_loss(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = onnx.save_model
@@ -193,7 +195,7 @@ def test_a_function_around_that_of_onnx_hides_no_loss(
             onnx.save_model(runnable_model(), path)
 
 
-def test_files_that_are_written_in_order_are_not_looked_at(path: Path) -> None:
+def test_targets_that_are_written_in_order_are_not_read(path: Path) -> None:
     onnxarchive.save(of(a=A), path, assets=ASSETS)
     with open(path, "r+b") as file:
         onnxarchive.save(runnable_model(), file)
@@ -204,7 +206,7 @@ def test_files_that_are_written_in_order_are_not_looked_at(path: Path) -> None:
     assert buffer.getvalue().startswith(saved(runnable_model()))
 
 
-def test_onnx_saves_its_other_formats_over_archives_as_ever(path: Path) -> None:
+def test_onnx_saves_its_other_formats_over_archives(path: Path) -> None:
     onnxarchive.save(of(a=A), path, assets=ASSETS)
     onnx.save(of(b=B), path, format="protobuf")
     assert onnx.load(path, format="protobuf") == of(b=B)
@@ -213,7 +215,7 @@ def test_onnx_saves_its_other_formats_over_archives_as_ever(path: Path) -> None:
 # Stores
 
 
-def test_an_archive_in_a_store_is_not_replaced_either(
+def test_a_save_to_a_store_that_would_lose_assets_or_models_is_refused(
     contents: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
     store = MemoryStore()
@@ -230,7 +232,7 @@ def test_an_archive_in_a_store_is_not_replaced_either(
     onnxarchive.save(of(a=A), "m.onnxa", store=store)
 
 
-def test_in_a_store_what_a_save_would_lose_is_passed_to_it_since_nothing_there_is_edited() -> None:
+def test_for_a_store_the_error_says_to_pass_assets_and_models_that_would_be_lost() -> None:
     onnx_ir()
     url = "memory://test_overwriting/own.onnxa"
     onnxarchive.save(of(a=A), url, assets=ASSETS)

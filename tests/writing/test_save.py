@@ -72,7 +72,7 @@ def serialized(model: onnx.ModelProto) -> bytes:
     convert_attribute=st.booleans(),
     alignment=st.sampled_from([64, 128, 4096, 32768]),
 )
-def test_any_model_comes_back_equal_and_one_whose_tensors_are_raw_to_the_byte(
+def test_any_model_is_loaded_equal_and_one_with_raw_tensors_byte_for_byte(
     target: Path, model: onnx.ModelProto, is_raw: bool, **options: Any
 ) -> None:
     if is_raw:
@@ -94,7 +94,7 @@ def test_any_model_comes_back_equal_and_one_whose_tensors_are_raw_to_the_byte(
             assert entry.data_offset % options["alignment"] == 0
 
 
-def test_tensors_of_every_type_in_every_way_come_back(target: Path) -> None:
+def test_tensors_of_every_type_and_field_are_loaded_as_saved(target: Path) -> None:
     tensors = [string_tensor("strings")]
     for name, number in NUMBERS.items():
         for dims in [(), (0,), (1,), (7,), (3, 5), (2, 0, 3)]:
@@ -109,7 +109,7 @@ def test_tensors_of_every_type_in_every_way_come_back(target: Path) -> None:
         assert len(archive.entries) == len(tensors)
 
 
-def test_graphs_nested_as_deep_as_protobuf_reads_come_back(target: Path) -> None:
+def test_graphs_nested_as_deep_as_protobuf_reads_are_loaded_as_saved(target: Path) -> None:
     model = nested_model(33)
     onnx.ModelProto.FromString(model.SerializeToString())
     onnxarchive.save(model, target, size_threshold=0)
@@ -141,7 +141,7 @@ def test_an_archive_that_cannot_be_opened_is_not_written(
     assert model.SerializeToString() == before
 
 
-def test_a_location_of_default_comes_back_as_none(target: Path) -> None:
+def test_a_default_data_location_is_loaded_as_unset(target: Path) -> None:
     model = model_of(raw_tensor("w"))
     model.graph.initializer[0].data_location = TensorProto.DEFAULT
     onnxarchive.save(model, target, size_threshold=0)
@@ -151,7 +151,7 @@ def test_a_location_of_default_comes_back_as_none(target: Path) -> None:
     assert loaded == model.graph.initializer[0]
 
 
-def test_unknown_fields_come_back(target: Path) -> None:
+def test_unknown_fields_are_loaded_as_saved(target: Path) -> None:
     model = full_model()
     for message in (model, model.graph, model.graph.initializer[0], model.graph.node[0]):
         message.MergeFromString(b"\x92\xfa\x01\x03abc")
@@ -202,7 +202,7 @@ def _outside(model: onnx.ModelProto, **options: Any) -> dict[str, int]:
         (1 << 40, []),
     ],
 )
-def test_tensors_of_the_threshold_or_more_go_outside(
+def test_tensors_of_the_threshold_or_more_are_stored_outside_the_model(
     size_threshold: int, outside: list[str]
 ) -> None:
     counts = {"nothing": 0, "one": 1, "below": 1023, "equal": 1024, "above": 1025}
@@ -223,7 +223,7 @@ def test_the_threshold_is_1024_and_counts_packed_bytes() -> None:
     assert _outside(model) == {"float": 1024, "int4": 1024, "typed": 1024}
 
 
-def test_initializers_alone_go_outside_unless_more_is_asked_for() -> None:
+def test_only_initializers_are_stored_outside_unless_convert_attribute_is_given() -> None:
     model = full_model(300)
     graphs = ("main", "main_a", "main_b", "main_c")
     initializers = {f"{graph}_initializer{end}" for graph in graphs for end in ("", "2")}
@@ -331,7 +331,7 @@ def test_an_open_file_and_a_pipe_take_an_archive(target: Path) -> None:
         assert pipe.read() == target.read_bytes() == saved(model)
 
 
-def test_what_was_written_before_in_an_open_file_is_not_counted() -> None:
+def test_bytes_before_the_archive_in_an_open_file_are_not_counted() -> None:
     file = io.BytesIO()
     onnxarchive.save(model_of(raw_tensor("w")), file)
     onnxarchive.save(model_of(raw_tensor("w")), file)
@@ -429,7 +429,7 @@ def test_data_of_an_external_tensor_is_refused_with_the_remedy(target: Path, fie
     ("name", "rule"), [("bool of 2", "TENSOR-5"), ("int4 with a tail", "TENSOR-4")]
 )
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_a_value_that_breaks_a_rule_says_which(
+def test_a_value_that_breaks_a_rule_is_an_error_that_names_the_rule(
     target: Path, name: str, rule: str, is_shared: bool
 ) -> None:
     model = _with_tensor(BAD_TENSORS[name])

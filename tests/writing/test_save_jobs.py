@@ -113,7 +113,7 @@ def test_a_converted_model_is_the_same_bytes_with_any_number_of_jobs(
 
 
 @several
-def test_progress_is_told_in_the_callers_thread_up_to_all_bytes(
+def test_progress_is_reported_in_the_callers_thread_up_to_all_bytes(
     model: onnx.ModelProto, jobs: int | None
 ) -> None:
     told: list[tuple[int, int]] = []
@@ -146,7 +146,9 @@ def test_the_error_is_that_of_the_first_tensor(tmp_path: Path, jobs: int | None)
 
 
 @pytest.mark.parametrize("jobs", JOBS)
-def test_a_data_file_that_changes_meanwhile_gives_no_archive(tmp_path: Path, jobs: int) -> None:
+def test_a_data_file_that_changes_while_it_is_read_gives_no_archive(
+    tmp_path: Path, jobs: int
+) -> None:
     source, data = write_parts(tmp_path, MAPPED, 3)
 
     def change(done: int, total: int) -> None:
@@ -160,7 +162,7 @@ def test_a_data_file_that_changes_meanwhile_gives_no_archive(tmp_path: Path, job
 
 
 @pytest.mark.parametrize("jobs", JOBS[1:])
-def test_what_is_up_to_32_mib_is_read_once_by_threads(tmp_path: Path, jobs: int) -> None:
+def test_data_of_up_to_32_mib_is_read_once_by_threads(tmp_path: Path, jobs: int) -> None:
     nbytes = 2 * PIECE
     source, data = write_parts(tmp_path, nbytes, 3)
     changed = []
@@ -178,7 +180,7 @@ def test_what_is_up_to_32_mib_is_read_once_by_threads(tmp_path: Path, jobs: int)
 
 
 @pytest.mark.parametrize("jobs", JOBS)
-def test_an_asset_that_changes_meanwhile_gives_no_archive(tmp_path: Path, jobs: int) -> None:
+def test_an_asset_that_changes_while_it_is_read_gives_no_archive(tmp_path: Path, jobs: int) -> None:
     asset = bytearray(MAPPED)
 
     def change(done: int, total: int) -> None:
@@ -193,7 +195,9 @@ def test_an_asset_that_changes_meanwhile_gives_no_archive(tmp_path: Path, jobs: 
 
 @pytest.mark.parametrize("nbytes", [LARGE, MAPPED])
 @pytest.mark.parametrize("jobs", JOBS)
-def test_a_damaged_entry_is_not_taken_over(tmp_path: Path, jobs: int, nbytes: int) -> None:
+def test_a_damaged_entry_of_an_archive_is_not_copied(
+    tmp_path: Path, jobs: int, nbytes: int
+) -> None:
     source, target = tmp_path / "source.onnxa", tmp_path / "target.onnxa"
     zeros = numpy_helper.from_array(np.zeros(nbytes, np.int8), "a")
     model = model_of(zeros, zeros)
@@ -234,7 +238,7 @@ def test_compressed_entries_are_inflated_in_threads_to_the_same_bytes(
 
 
 @pytest.mark.parametrize("is_directory", [False, True])
-def test_a_source_that_is_replaced_meanwhile_is_read_on(
+def test_a_source_that_is_replaced_while_it_is_read_is_read_to_its_end(
     expected: bytes, sources: dict[str, Path], tmp_path: Path, is_directory: bool
 ) -> None:
     source, other = tmp_path / "m.onnx", tmp_path / "other"
@@ -254,7 +258,7 @@ def test_a_source_that_is_replaced_meanwhile_is_read_on(
 
 @pytest.mark.parametrize("jobs", JOBS[1:])
 @pytest.mark.parametrize("is_single", [False, True])
-def test_a_file_that_becomes_shorter_meanwhile_gives_no_archive(
+def test_a_file_that_becomes_shorter_while_it_is_read_gives_no_archive(
     tmp_path: Path, jobs: int, is_single: bool
 ) -> None:
     source, data = write_parts(tmp_path, 2 * PIECE, 10)  # more than are read ahead
@@ -293,7 +297,7 @@ def test_an_error_of_reading_names_the_data_file(
 
 
 @pytest.mark.parametrize("jobs", JOBS)
-def test_bytes_are_the_same_below_and_above_what_is_copied(
+def test_bytes_are_the_same_below_and_above_the_size_that_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: int
 ) -> None:
     monkeypatch.setattr(write_module, "MAX_COPIED_NBYTES", LARGE)
@@ -339,7 +343,7 @@ def test_an_interrupt_leaves_nothing_and_no_thread(
 
 
 @several
-def test_a_pipe_takes_what_threads_have_made_ready(
+def test_a_pipe_gets_what_threads_have_prepared(
     model: onnx.ModelProto, expected: bytes, jobs: int | None
 ) -> None:
     read_end, write_end = os.pipe()

@@ -78,7 +78,7 @@ def _initializer(name: str, array: np.ndarray[Any, Any] | None = None) -> Tensor
 # What is written
 
 
-def test_what_is_added_becomes_the_data_of_the_initializer_of_its_name(path: Path) -> None:
+def test_an_added_tensor_becomes_the_data_of_the_initializer_of_its_name(path: Path) -> None:
     bias = np.ones(7, ml_dtypes.bfloat16)
     with Writer(path) as writer:
         assert writer.add("layer.0/weight", WEIGHT) == "layer_0_weight"
@@ -106,7 +106,7 @@ def test_an_initializer_that_the_model_lacks_is_appended(path: Path) -> None:
     assert np.array_equal(tensors_of(path)["c"], WEIGHT)
 
 
-def test_an_initializer_of_a_subgraph_takes_what_was_added(path: Path) -> None:
+def test_an_added_tensor_becomes_the_data_of_an_initializer_of_a_subgraph(path: Path) -> None:
     graph = onnx.GraphProto(initializer=[_initializer("w")])
     model = model_of()
     model.graph.node.append(node(attribute("g", g=graph)))
@@ -115,7 +115,7 @@ def test_an_initializer_of_a_subgraph_takes_what_was_added(path: Path) -> None:
     assert np.array_equal(tensors_of(path)["w"], WEIGHT)
 
 
-def test_what_an_initializer_holds_itself_gives_way(path: Path) -> None:
+def test_an_added_tensor_replaces_the_data_that_an_initializer_holds(path: Path) -> None:
     zeros = np.zeros((20, 30), np.float32)
     full, other = (numpy_helper.from_array(zeros, name) for name in "wv")
     write(path, model_of(full, typed(other)), w=WEIGHT, v=WEIGHT)
@@ -125,7 +125,7 @@ def test_what_an_initializer_holds_itself_gives_way(path: Path) -> None:
     assert entry_of(path, "__MODEL_PROTO").nbytes < 300
 
 
-def test_a_tensor_of_an_attribute_names_its_key_itself(path: Path) -> None:
+def test_a_tensor_of_an_attribute_refers_to_an_added_tensor_by_its_key(path: Path) -> None:
     model = model_of(_initializer("w"))
     model.functions.add(name="f")
     with Writer(path) as writer:
@@ -147,7 +147,7 @@ def test_a_tensor_of_an_attribute_names_its_key_itself(path: Path) -> None:
         assert attribute_tensor.data_type == TensorProto.FLOAT16
 
 
-def test_large_tensors_that_the_model_holds_go_outside_as_well(path: Path) -> None:
+def test_large_tensors_that_the_model_holds_are_stored_outside_as_well(path: Path) -> None:
     model = model_of(
         raw_tensor("w", dims=(256,)), raw_tensor("small", dims=(255,)), string_tensor("s")
     )
@@ -173,7 +173,7 @@ def test_keys_of_added_and_held_tensors_do_not_collide(path: Path) -> None:
         assert list(archive.tensors) == ["a b", "a/b", "a.b"]
 
 
-def test_the_archive_is_the_one_that_save_writes(path: Path) -> None:
+def test_a_writer_makes_the_archive_that_save_writes(path: Path) -> None:
     model = runnable_model()
     onnxarchive.save(model, path, size_threshold=0)
     expected = path.read_bytes()
@@ -185,7 +185,7 @@ def test_the_archive_is_the_one_that_save_writes(path: Path) -> None:
     assert path.read_bytes() == expected
 
 
-def test_the_model_is_not_changed(path: Path) -> None:
+def test_finish_does_not_change_the_model(path: Path) -> None:
     model = model_of(_initializer("w"), raw_tensor("held", dims=(300,)))
     before = model.SerializeToString(deterministic=True)
     write(path, model, w=WEIGHT, v=WEIGHT)
@@ -221,7 +221,7 @@ def test_data_is_aligned_as_asked_for(path: Path, alignment: int) -> None:
         assert all(entry.data_offset % alignment == 0 for entry in archive.entries.values())
 
 
-def test_assets_stand_where_they_were_added(tmp_path: Path, path: Path) -> None:
+def test_assets_are_written_where_they_were_added(tmp_path: Path, path: Path) -> None:
     (tmp_path / "labels.txt").write_bytes(b"cat\n")
     with Writer(path) as writer:
         writer.add_asset("first", b"1")
@@ -263,7 +263,7 @@ print(growth(lambda: write(20)))
 # What is refused
 
 
-def test_a_name_is_added_once(path: Path) -> None:
+def test_a_name_cannot_be_added_twice(path: Path) -> None:
     with Writer(path) as writer:
         writer.add("w", WEIGHT)
         with pytest.raises(ValueError, match="'w' is added twice"):
@@ -276,7 +276,9 @@ def test_a_name_is_added_once(path: Path) -> None:
     "value",
     ["text", b"bytes", [None], np.array(["2000"], "datetime64[Y]"), np.zeros(1, "i4,i4")],
 )
-def test_what_onnx_has_no_type_for_is_refused_and_writing_goes_on(path: Path, value: Any) -> None:
+def test_an_array_that_onnx_has_no_type_for_is_refused_and_writing_goes_on(
+    path: Path, value: Any
+) -> None:
     with Writer(path) as writer:
         with pytest.raises(UnsupportedFeatureError):
             writer.add("w", value)
@@ -285,7 +287,9 @@ def test_what_onnx_has_no_type_for_is_refused_and_writing_goes_on(path: Path, va
     assert list(tensors_of(path)) == ["w"]
 
 
-def test_an_asset_that_is_taken_or_a_folder_is_refused_and_writing_goes_on(path: Path) -> None:
+def test_a_name_of_an_asset_that_is_taken_or_a_folder_is_refused_and_writing_goes_on(
+    path: Path,
+) -> None:
     with Writer(path) as writer:
         writer.add_asset("a/b", b"1")
         for taken in ("a/b", "A/B", "a"):
@@ -388,7 +392,7 @@ def test_an_alignment_that_is_not_allowed_leaves_nothing(path: Path) -> None:
 # Nothing is left
 
 
-def test_nothing_is_there_before_finish(path: Path) -> None:
+def test_there_is_no_file_before_finish(path: Path) -> None:
     path.write_bytes(b"old")
     with Writer(path) as writer:
         writer.add("w", WEIGHT)
@@ -400,7 +404,7 @@ def test_nothing_is_there_before_finish(path: Path) -> None:
 
 @pytest.mark.parametrize("error", [None, RuntimeError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("before", [{}, {"model.onnxa": b"old"}])
-def test_leaving_without_finish_leaves_nothing(
+def test_leaving_the_block_without_finish_leaves_nothing(
     path: Path, error: type[BaseException] | None, before: dict[str, bytes]
 ) -> None:
     for content in before.values():
@@ -426,7 +430,7 @@ def _require_closed(writer: Writer) -> None:
             call()
 
 
-def test_a_closed_writer_leaves_nothing_and_takes_nothing(path: Path) -> None:
+def test_a_closed_writer_leaves_nothing_and_refuses_more(path: Path) -> None:
     writer = Writer(path)
     writer.add("w", WEIGHT)
     for _ in range(2):
@@ -436,7 +440,7 @@ def test_a_closed_writer_leaves_nothing_and_takes_nothing(path: Path) -> None:
     assert _left(path) == []
 
 
-def test_a_finished_writer_takes_nothing_and_keeps_the_archive(path: Path) -> None:
+def test_a_finished_writer_refuses_more_and_keeps_the_archive(path: Path) -> None:
     with Writer(path) as writer:
         writer.add("w", WEIGHT)
         writer.finish(model_of())
@@ -486,7 +490,7 @@ def test_a_full_disk_during_add_never_makes_a_broken_archive(path: Path, kind: s
 
 
 @pytest.mark.parametrize("kind", ["tensor", "asset"])
-def test_an_interrupt_between_any_two_lines_leaves_nothing_or_what_a_reader_takes(
+def test_an_interrupt_between_any_two_lines_leaves_nothing_or_a_valid_archive(
     path: Path, kind: str
 ) -> None:
     count = finished = 0

@@ -90,7 +90,7 @@ def broken_rules(file: Sparse) -> list[str]:
     st.lists(st.integers(0, 3) | st.integers(62, 66) | st.integers(0xFFFE, 0x10000), max_size=6),
     st.sampled_from([64, 256, 32768]),
 )
-def test_what_was_written_is_read_back(sizes: list[int], alignment: int) -> None:
+def test_a_written_directory_is_read_back(sizes: list[int], alignment: int) -> None:
     target = io.BytesIO()
     zip_writer = ZipWriter(target, alignment=alignment)
     datas = [bytes([index + 1]) * nbytes for index, nbytes in enumerate(sizes)]
@@ -159,7 +159,7 @@ def test_the_large_archive_has_zip64_fields_of_every_kind() -> None:
 
 
 @pytest.mark.parametrize("base", [small, large, aligned_to_4096])
-def test_what_the_changes_begin_with_breaks_no_rule(base: Callable[[], Image]) -> None:
+def test_the_archives_to_be_changed_break_no_rule(base: Callable[[], Image]) -> None:
     assert broken_rules(base().file()) == []
 
 
@@ -187,7 +187,7 @@ FREE: dict[str, Change] = {
 
 @pytest.mark.parametrize("change", FREE.values(), ids=list(FREE))
 @pytest.mark.parametrize("base", [small, large])
-def test_what_changes_no_reading_is_free(base: Callable[[], Image], change: Change) -> None:
+def test_changes_of_free_fields_break_no_rule(base: Callable[[], Image], change: Change) -> None:
     assert broken_by(base, change) == []
 
 
@@ -631,7 +631,7 @@ def test_a_broken_rule_is_the_first_that_is_reported(row: Row) -> None:
     assert further in (["..."], found[1:])
 
 
-def test_every_rule_of_the_zip_is_broken_by_a_row() -> None:
+def test_every_rule_of_the_zip_is_broken_by_a_case() -> None:
     broken = {expected.split()[0] for expected, *_ in ROWS}
     families = ("ZIP-", "ZIP64-", "ALIGN-")
     # ZIP-15 and ZIP-16 are about data.
@@ -666,7 +666,7 @@ def test_every_rule_of_the_zip_is_broken_by_a_row() -> None:
         (large, in_locator(disks=5), "expected disk 0 of 1 in the Zip64 locator, found 0 of 5"),
     ],
 )
-def test_what_was_expected_and_what_was_found_is_said(
+def test_messages_state_what_was_expected_and_what_was_found(
     base: Callable[[], Image], change: Change, message: str
 ) -> None:
     image = base()
@@ -675,7 +675,7 @@ def test_what_was_expected_and_what_was_found_is_said(
         inspect(image.file(), Strict())
 
 
-def test_a_long_name_or_field_is_not_said_as_a_whole() -> None:
+def test_a_long_name_or_field_is_not_printed_in_full() -> None:
     image = small()
     in_header(0, name=b"x" * 60_000)(image)
     image.change_record(0, extra=filler(0xCAFE, 4) * 10_000)
@@ -709,7 +709,7 @@ def test_a_record_without_size_or_offset_is_listed_and_gives_no_entry(
     assert found.is_whole
 
 
-def test_a_first_record_without_an_offset_is_no_other_first_header() -> None:
+def test_another_header_is_not_taken_for_that_of_a_first_record_without_an_offset() -> None:
     change = in_record(0, uncompressed_size=0xFFFFFFFF, compressed_size=0xFFFFFFFF)
     assert broken_by(large, change) == ["ZIP-13"]
 

@@ -165,7 +165,7 @@ def test_bit_11_is_set_exactly_for_a_name_that_is_not_ascii(name: str, flags: in
     assert unpacked_record(placement).flags == flags
 
 
-def test_what_does_not_depend_on_the_entry_is_the_same_for_every_entry() -> None:
+def test_fields_that_do_not_depend_on_the_entry_are_the_same_for_every_entry() -> None:
     record = unpacked_record(EntryLayout(b"key", 5, 0x01020304, 64))
     assert record == DirectoryRecord(
         version_made_by=3 << 8 | 45,  # Unix

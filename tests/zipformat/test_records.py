@@ -265,7 +265,7 @@ def test_the_flags_and_attributes_are_those_of_appnote() -> None:
 
 
 @pytest.mark.parametrize("kind", [Zip64EndRecord, Zip64Locator, EndRecord])
-def test_an_end_record_before_the_buffer_is_none(kind: type[Record]) -> None:
+def test_an_end_record_at_a_negative_position_is_none(kind: type[Record]) -> None:
     # What stands at the end of a file shorter than its end records has a negative position, which
     # struct would count from the end.
     packed = next(packed for record, packed in GOLDENS.values() if isinstance(record, kind))

@@ -74,7 +74,7 @@ def with_changed_records(data: bytes, bounds: Bounds) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("base", [image_of, beyond_4_gib])
-def test_a_changed_directory_is_read_as_if_no_record_were_usual(
+def test_a_changed_directory_is_read_as_without_the_fast_path_for_usual_records(
     base: Callable[[], Image], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, bounds = directory_of(base())
@@ -93,7 +93,9 @@ def test_a_changed_directory_is_read_as_if_no_record_were_usual(
     assert sum(not pairs for pairs in found[0][1]) > 1000
 
 
-def test_records_beyond_4_gib_are_read_at_a_glance_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_beyond_4_gib_take_the_fast_path_for_usual_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     image = Image.of([(f"w{index}", GIB_4 - 200) for index in range(9)])
     data, bounds = directory_of(image)
     expected = directory.read_directory(data, bounds, Strict())
@@ -137,7 +139,9 @@ def test_a_changed_byte_of_a_local_header_breaks_a_rule(alignment: int) -> None:
 
 
 @pytest.mark.parametrize("alignment", [64, 128])
-def test_headers_that_change_with_their_records_are_compared_alike(alignment: int) -> None:
+def test_headers_that_change_with_their_records_are_compared_as_without_the_fast_path(
+    alignment: int,
+) -> None:
     tried = right = 0
     for index, record in enumerate(image_of(alignment).records):
         for name, value in with_changed_field(record):

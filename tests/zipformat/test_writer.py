@@ -67,7 +67,7 @@ def test_zipfile_reads_what_was_written() -> None:
 
 
 @pytest.mark.parametrize("alignment", [64 << shift for shift in range(10)])
-def test_every_entry_lies_where_its_placement_says_and_nothing_between(alignment: int) -> None:
+def test_every_entry_is_where_its_layout_says_with_nothing_between(alignment: int) -> None:
     target = io.BytesIO()
     zip_writer = ZipWriter(target, alignment=alignment)
     placements = [add_bytes(zip_writer, name, data) for name, data in ENTRIES]
@@ -87,7 +87,7 @@ def test_every_entry_lies_where_its_placement_says_and_nothing_between(alignment
 
 
 @pytest.mark.parametrize("count", range(len(ENTRIES) + 1))
-def test_entries_that_are_in_the_file_already_are_listed_and_not_written(count: int) -> None:
+def test_existing_entries_are_listed_and_not_written(count: int) -> None:
     whole = written(ENTRIES)
     before = ZipWriter(io.BytesIO())
     placements = [add_bytes(before, name, data) for name, data in ENTRIES[:count]]
@@ -100,7 +100,7 @@ def test_entries_that_are_in_the_file_already_are_listed_and_not_written(count: 
     assert target.getvalue() == whole[offset:]
 
 
-def test_a_false_end_in_the_file_already_is_reported_of_its_entry() -> None:
+def test_a_false_end_record_in_an_existing_entry_is_reported_with_its_name() -> None:
     data = b"PK\5\6" + bytes(18)
     one = EntryLayout(b"zip", len(data), crc32(data), 0)
     before = one.pack()[0] + data
@@ -113,7 +113,7 @@ def test_a_false_end_in_the_file_already_is_reported_of_its_entry() -> None:
 
 
 @pytest.mark.parametrize("count", [0xFFFE, 0xFFFF])
-def test_entries_that_are_in_the_file_already_count(count: int) -> None:
+def test_existing_entries_count_towards_the_limits(count: int) -> None:
     target = io.BytesIO()
     one = EntryLayout(b"one", 0, 0, 0)
     zip_writer = ZipWriter(target, existing=directory_of([one] * (count - 1)))
@@ -126,7 +126,7 @@ def test_entries_that_are_in_the_file_already_count(count: int) -> None:
 
 @pytest.mark.large
 @pytest.mark.parametrize("count", [0xFFFE, 0xFFFF, 0x10000])
-def test_as_many_entries_as_16_bits_do_not_count_are_read_back(count: int) -> None:
+def test_more_entries_than_16_bits_can_count_are_read_back(count: int) -> None:
     entries = [(f"k{index}", b"x" * (index % 3)) for index in range(count)]
     archive = written(entries)
     assert (archive[-98:-94] == b"PK\x06\x06") == (count > 0xFFFE)
@@ -150,7 +150,7 @@ def read_back(archive: bytes) -> Entries:
 
 
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=5))
-def test_how_a_stream_is_cut_does_not_show(data: bytes, cuts: list[int]) -> None:
+def test_the_pieces_of_a_stream_do_not_change_the_archive(data: bytes, cuts: list[int]) -> None:
     bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
     parts = [data[start:end] for start, end in itertools.pairwise(bounds)]
     target = io.BytesIO()
@@ -196,7 +196,7 @@ def test_a_target_that_would_block_is_an_error_and_not_a_gap() -> None:
     assert taken == written([("key", bytes(1 << 22))])[: len(taken)]
 
 
-def test_a_target_is_given_views_of_at_most_a_piece_that_it_may_keep() -> None:
+def test_a_target_gets_views_of_limited_size_that_it_may_keep() -> None:
     target = Mock()
     target.write.return_value = None
     entries = [(f"w{index}", bytes([index]) * (1 << 14)) for index in range(200)]
@@ -261,7 +261,7 @@ OTHER_STREAMS: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize("stream", OTHER_STREAMS.values(), ids=list(OTHER_STREAMS))
-def test_a_stream_that_is_not_what_was_said_is_refused(stream: list[bytes]) -> None:
+def test_a_stream_of_another_size_or_crc32_than_stated_is_refused(stream: list[bytes]) -> None:
     zip_writer = ZipWriter(io.BytesIO())
     add_bytes(zip_writer, "first", b"1")
     with pytest.raises(ChecksumError, match="entry 'key': expected 12 bytes") as caught:
@@ -310,7 +310,7 @@ def test_a_stream_without_end_is_left_when_it_is_too_long() -> None:
     assert b"more" not in target.getvalue()  # nothing beyond the limit is written
 
 
-def test_an_error_of_a_stream_passes() -> None:
+def test_an_error_of_a_stream_is_raised_unchanged() -> None:
     def broken() -> Iterator[bytes]:
         yield STATED
         raise OSError(errno.EIO, "the source is gone")
