@@ -113,7 +113,7 @@ def test_checksums_are_compared_if_asked_for(
         assert not target.exists()
 
 
-# Sources and what is said of them
+# Messages about sources
 
 
 def test_what_is_left_out_is_reported_on_standard_error(

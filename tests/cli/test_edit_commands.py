@@ -187,7 +187,7 @@ def test_a_misspelled_key_of_metadata_is_answered_with_the_nearest_key(
         )
 
 
-# All of them
+# All commands that change an archive
 
 
 CHANGES = ["models replace", "metadata set", "metadata remove"]

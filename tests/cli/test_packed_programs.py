@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package in a zip, with the files that a wheel adds; libraries are those installed."""
+    """The package in a zip, with the files that a wheel adds; libraries are the installed ones."""
     folder = tmp_path_factory.mktemp("app")
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "onnxarchive", folder / "onnxarchive", ignore=ignored)

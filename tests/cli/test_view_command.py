@@ -123,7 +123,7 @@ class View:
         self.url: str = json.loads("".join(lines))["url"]
 
     def command_line(self) -> list[str]:
-        """The browser's."""
+        """The command line that started the browser."""
         wait_until(self._noted.exists, self.process)
         command_line: list[str] = json.loads(self._noted.read_text())
         return command_line

@@ -202,7 +202,7 @@ def set_bias(model: onnx.ModelProto, array: NDArray[Any]) -> None:
     model.graph.initializer[1].CopyFrom(numpy_helper.from_array(array, "layer.0/bias"))
 
 
-# By section: what changes a model, and the change that is told.
+# By section: a function that changes a model, and the change that is reported.
 SINGLE_CHANGES: dict[str, list[tuple[Edit, Change]]] = {
     "nodes": [
         (

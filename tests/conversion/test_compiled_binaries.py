@@ -1,4 +1,4 @@
-"""Compiled binaries beside a model, which its EPContext nodes name, are never left out unsaid."""
+"""Compiled binaries that EPContext nodes name are never left out without a warning."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _small_model() -> bytes:
 
 
 SMALL_MODEL = _small_model()
-# Offsets of what is no weight, more or less: everything but long runs of raw data.
+# Offsets of most bytes that are no weights: everything but long runs of raw data.
 _STRUCTURE = [
     offset
     for offset in range(len(SMALL_MODEL))

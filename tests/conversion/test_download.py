@@ -178,7 +178,7 @@ def put_file_of_another_user(path: Path, _: Path) -> None:
     os.chown(path, 12345, -1)
 
 
-# Puts something at a path; there is another directory with a file.
+# Each puts something at a path; the second argument is another directory with a file.
 OBSTACLES: dict[str, Callable[[Path, Path], None]] = {
     "a link": lambda path, other: path.symlink_to(other / "file"),
     "a link that leads nowhere": lambda path, other: path.symlink_to(other / "missing"),

@@ -274,7 +274,7 @@ def test_an_interrupt_between_any_two_lines_leaves_no_mixture(scene: Scene) -> N
     gc.unfreeze()
 
 
-# What is said, and what stays
+# Messages, and files that stay
 
 
 @pytest.fixture

@@ -163,7 +163,7 @@ def test_convert_many_adds_the_other_files_of_each_directory(
     assert [it.added_files for it in done] == [("config.json",), tuple(sorted(FILES))]
 
 
-# What is refused, or left where it is
+# Files that are refused or left out
 
 
 def test_a_name_that_no_asset_may_have_is_refused(directory: Path, tmp_path: Path) -> None:

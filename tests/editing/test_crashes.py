@@ -97,7 +97,7 @@ class Interrupt:
         return self
 
 
-# What is interrupted while an object goes is told of, and lost.
+# Python reports an interrupt in a finalizer as a warning, and goes on.
 @pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("no_clones")

@@ -464,7 +464,7 @@ def test_an_edit_that_has_ended_cannot_be_used(archive: Path) -> None:
     assert repr(edit) == f"<onnxarchive.Edit {str(archive)!r} (ended)>"
 
 
-# Where, and how it is refused
+# Archives that may be edited, and refusals
 
 
 def test_only_a_local_file_is_edited() -> None:
@@ -515,7 +515,7 @@ def test_an_edit_continues_after_the_process_changes_its_directory(
         require(two, saved(changed(weights(2), documented(text))))
 
 
-# Who has to wait
+# Waiting for an edit
 
 
 def test_readers_wait_for_an_edit_or_see_nothing_of_it(

@@ -64,7 +64,7 @@ def busy_switching() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-# All at once
+# Many threads at once
 
 
 def edit_in_turns(path: Path, count: int) -> None:
@@ -90,7 +90,7 @@ LOOKS: dict[str, Callable[[onnxarchive.Archive, str], bytes]] = {
 def test_threads_read_an_archive_while_another_one_edits_it(
     path: Path, archive: onnxarchive.Archive, foreign: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And others open and close files, which get the numbers of descriptors that are free."""
+    """Further threads open and close files, which get the numbers of free descriptors."""
     clones = itertools.cycle([no_clone, copying_clone])
     monkeypatch.setattr(clones_and_sync, "clone", lambda *files: next(clones)(*files))
     is_over = threading.Event()
@@ -132,11 +132,11 @@ def test_threads_read_an_archive_while_another_one_edits_it(
     assert onnxarchive.check(path, full=True) == []
 
 
-# One moment after the other
+# Another thread acts at a chosen moment
 
 
 class Late:
-    """A function that is called late, once: another thread has done something before."""
+    """Lets another thread act before the first call of a function."""
 
     def __init__(self, function: Callable[..., Any], before: Callable[[], object]) -> None:
         self._function = function
@@ -213,7 +213,7 @@ pytest.importorskip("fcntl", reason="calls of POSIX are watched")
 def test_the_end_of_an_edit_does_not_release_the_lock_of_the_next_edit(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that has the lock is told from threads that wait for it."""
+    """The thread that has the lock is distinguished from threads that wait for it."""
     onnxarchive.save(weights(COUNT), path)
     has_lock, is_over = threading.Event(), threading.Event()
     first: list[int] = []

@@ -53,7 +53,7 @@ def weights_of(path: Path) -> bytes:
 
 
 def require_kept(path: Path, before: bytes, models: dict[str, onnx.ModelProto]) -> None:
-    """Requires that no entry of before was moved, and that the archive has these models."""
+    """Requires that no earlier entry was moved, and that the archive has these models."""
     assert weights_of(path).startswith(before)
     require_loads(path, models)
     assert os.listdir(path.parent) == [path.name]

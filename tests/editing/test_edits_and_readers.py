@@ -180,7 +180,7 @@ def test_a_damaged_local_header_is_noticed(path: Path) -> None:
             edit()
 
 
-# Who has the archive open
+# Readers that have the archive open
 
 
 def bytes_of(archive: onnxarchive.Archive) -> dict[str, bytes]:
@@ -208,7 +208,7 @@ LONG = changed(weights(3), documented("x" * 100_000))
 def test_views_of_an_open_archive_stay_right_while_it_is_edited(
     path: Path, no_clones: None, act: Callable[[Path], object], is_first: bool
 ) -> None:
-    """Those that were asked for before a change, and those that are first asked for after it."""
+    """Views that were asked for before a change, and views first asked for after it."""
     onnxarchive.save(LONG, path, assets={"labels": b"cat" * 5000})
     tensors = {tensor.name: tensor.raw_data for tensor in LONG.graph.initializer}
     with onnxarchive.open(path) as archive:

@@ -168,7 +168,7 @@ def test_another_archive_that_is_copied_over_an_interrupted_edit_stays(
 def test_verifying_an_archive_that_was_changed_since_it_was_opened_says_so(
     path: Path, padding: int
 ) -> None:
-    """Once an edit by others, which may be what it has found, has ended."""
+    """It says so once an edit by others, of which it may have read a part, has ended."""
     with onnxarchive.open(path) as archive:
         edits.replace_model(path, model("second", padding=padding))
         with (

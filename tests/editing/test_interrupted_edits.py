@@ -156,7 +156,7 @@ SAVED = model("saved", 4)
 
 @dataclass(frozen=True)
 class Case:
-    """A file, and those who come next.
+    """A file, and the operations that follow.
 
     Attributes:
         path: The file.

@@ -85,7 +85,7 @@ def from_source(name: str) -> Write:
     return lambda path: WHOLE[name](path.parent.with_name("source.onnxa"), path)
 
 
-# Those that write a new file also of what they cannot read.
+# Functions that replace a file even if they cannot read it.
 BLIND = ("save", "Writer", "convert", "export")
 WRITES: dict[str, Write] = {
     **{name: from_source(name) for name in BLIND},
@@ -101,7 +101,7 @@ WRITES: dict[str, Write] = {
     "an assignment on a clone": on_a_clone(edits.document),
     "transform": lambda path: onnxarchive.transform(path, path, lambda it: it, weights="loaded"),
 }
-# Those that write no new file where one would lose something.
+# Functions that edit the file in place if a new file would lose an attribute.
 IN_PLACE = (
     "replace_model in place",
     "replace_model on a clone",
@@ -117,7 +117,7 @@ writes = pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 
 @pytest.fixture(autouse=True, scope="module")
 def warmed(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Whatever is imported late is imported now: another user may not read it."""
+    """Imports now what would be imported later, since another user may not read it."""
     if hasattr(os, "geteuid"):
         top = tmp_path_factory.mktemp("warmed")
         source, target = top / "source.onnxa", top / "folder" / "model"
@@ -273,7 +273,7 @@ CALLS = (
 
 
 class Watch:
-    """Asks before and after every call to the system what each file of a directory grants.
+    """Checks before and after each system call what each file of a directory grants.
 
     Attributes:
         moments: How often a temporary file was there.
@@ -335,7 +335,7 @@ class Watch:
 
 
 def no_acl(path: Path) -> None:
-    """Leaves a file without a list."""
+    """Leaves a file without an ACL."""
 
 
 def acl_of_named(path: Path) -> None:
@@ -465,7 +465,7 @@ def test_a_file_of_another_user_is_replaced_by_one_that_grants_no_more_and_a_war
 
 MEMBERS_OWN = f"owner {OWNER} (becomes {MEMBER})"
 LIST = "system.posix_acl_access"
-# Mode, list and owner before; writer and its groups; mode after, and what else is said to be lost.
+# Mode, ACL and owner before; writer and its groups; mode after, and what else is reported as lost.
 LOST = [
     (0o664, no_acl, OWNER, MEMBER, (OTHERS, TEAM), 0o664, [MEMBERS_OWN]),
     # Bits that make a file a program of its owner are not given to another owner.
@@ -560,7 +560,7 @@ def test_an_edit_keeps_an_owner_and_a_group_that_a_clone_would_change(
     assert os.listdir(path.parent) == [path.name]
 
 
-# Who is told
+# How lost attributes are reported
 
 
 @linux

@@ -1,4 +1,4 @@
-"""Data files: each is opened once, judged when it is opened, and what was judged is read."""
+"""Data files: each is opened once and checked then, and the file that was checked is read."""
 
 from __future__ import annotations
 

@@ -502,7 +502,7 @@ def test_a_lock_that_cannot_be_had_names_the_file(source: Path, is_exclusive: bo
     assert caught.value.path == str(source)
 
 
-# The last user closes
+# Files that are closed while they are used
 
 
 @posix

@@ -34,7 +34,7 @@ from onnxarchive.errors import ArchiveError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork")
 
-# Is called where a program may fork: with bytes done and in all, a model, or nothing.
+# A function that is called where a program may fork, with arguments of any kind.
 Chance = Callable[..., Any]
 Write = Callable[[Path, Chance], object]
 
@@ -139,7 +139,7 @@ WRITES: dict[str, Write] = {
     "assign": assign,
     "transform": lambda path, it: onnxarchive.transform(path, path, documented, progress=it),
 }
-# Those that call nothing of the caller's.
+# Writes that call no function of the caller.
 SILENT_WRITES: dict[str, Write] = {
     "link": lambda path, _: onnxarchive.link(path, path.with_name("link.onnx")),
     "recover": recover,

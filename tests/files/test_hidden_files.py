@@ -1,4 +1,4 @@
-"""Temporary files of killed processes: what a writer removes itself, and what it leaves."""
+"""Temporary files of killed processes: which of them a writer removes, and which it leaves."""
 
 from __future__ import annotations
 

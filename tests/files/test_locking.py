@@ -62,7 +62,7 @@ with getattr(locking, kind)(descriptor):
 
 @contextlib.contextmanager
 def held(kind: str, path: Path) -> Iterator[Callable[[], None]]:
-    """The lock of another thread, which is as that of another process; gives what lets it go."""
+    """A lock of another thread, which acts as that of another process; gives what releases it."""
     with another(path) as descriptor, ThreadPoolExecutor(1) as thread, contextlib.ExitStack() as it:
         thread.submit(it.enter_context, getattr(locking, kind)(descriptor)).result()
         yield lambda: thread.submit(it.close).result()
@@ -136,7 +136,7 @@ def require_waiting(waiting: Future[Any]) -> None:
         waiting.result(0.2)
 
 
-# Two who lock
+# Two locks of a file
 
 
 @pytest.mark.parametrize("timeout", TIMEOUTS)

@@ -105,7 +105,7 @@ def _read(root: Root, path: str) -> bytes:
         return file.read()
 
 
-# Files beneath a directory
+# Files below a directory
 
 
 @ways
@@ -276,7 +276,7 @@ def test_a_directory_that_may_not_be_listed_can_be_passed_through(
         directory.chmod(0o755)
 
 
-# Changes meanwhile
+# Changes while a source is read
 
 
 class Moments:

@@ -25,7 +25,7 @@ from onnxarchive.files.progress import ProgressCounter
 
 
 class Bar:
-    """Takes the place of tqdm's bar."""
+    """Replaces tqdm's bar."""
 
     made: list[Bar]
 

@@ -255,7 +255,7 @@ def test_another_name_of_the_target_keeps_the_old_content(target: Path) -> None:
     assert contents(target.parent) == {"other": b"old"} | NEW
 
 
-# What is no target
+# Targets that are refused
 
 
 @posix

@@ -306,7 +306,7 @@ def open_to_edit(path: Path) -> None:
 
 
 def require_refused(path: Path, *, is_unfinished: bool) -> None:
-    """Holds that readers refuse a file, and change nothing."""
+    """Requires that readers refuse a file, and change nothing."""
     content = path.read_bytes()
     with pytest.raises(ArchiveError) as refused:
         onnxarchive.open(path)
@@ -324,7 +324,7 @@ def require_refused(path: Path, *, is_unfinished: bool) -> None:
 
 
 def require_left(path: Path) -> None:
-    """Holds that a file is refused, and left as it is, also by those who recover it."""
+    """Requires that readers and recovery refuse a file, and leave it as it is."""
     content = path.read_bytes()
     for act in (
         recover,
@@ -707,7 +707,7 @@ def test_a_temporary_file_of_which_nothing_reached_the_disk_is_removed_unread(
 
 @pytest.mark.tool
 def test_no_zip_reader_finds_an_entry_in_a_log(path: Path, zip_reader: Reader) -> None:
-    """Neither in one alone, nor in that of a file of which the old model is overwritten."""
+    """Neither in a log alone, nor in that of a file whose old model is overwritten."""
     path = path.with_suffix(".zip")
     onnxarchive.save(model_of(raw_tensor("w", dims=(2,))), path, size_threshold=1 << 20)
     contents = [path.read_bytes(), logged(path.read_bytes(), 0)]

@@ -492,7 +492,7 @@ def test_runner_fails_a_reader_that_is_wrong(
 def judged(
     printed: object, vector: str = "plain", *, only_open: bool = False, is_partial: bool = False
 ) -> tuple[str, str]:
-    """What the runner says of an output, and why."""
+    """The runner's verdict on an output, and the reason."""
     check = runner.Check([], SUITE, 1, only_open, is_partial)
     return runner.judge(check, BY_NAME[vector], json.dumps(printed).encode())
 

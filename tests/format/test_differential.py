@@ -108,7 +108,7 @@ def test_the_free_fields_tried_are_all_of_their_bits(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def zip64_end(tmp_path_factory: pytest.TempPathFactory) -> Accepted:
-    """An archive with a Zip64 end record, made by what nothing is made by."""
+    """An archive with a Zip64 end record whose `version made by` no program writes."""
     path = tmp_path_factory.mktemp("archives") / "zip64.onnxa"
     differential.write_zip64_made_by(path, 0xFFFF)
     assert path.read_bytes()[-98:][:14] == struct.pack("<4sQH", b"PK\6\6", 44, 0xFFFF)

@@ -56,7 +56,7 @@ def rule_paragraph(rule: str) -> str:
 
 
 def code(cell: str) -> str:
-    """What stands between the backticks of a cell."""
+    """The text between the backticks of a cell."""
     assert cell[0] == cell[-1] == "`", cell
     return cell[1:-1]
 

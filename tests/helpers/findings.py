@@ -1,4 +1,4 @@
-"""A report that keeps what it is told."""
+"""A report that keeps the broken rules."""
 
 from __future__ import annotations
 

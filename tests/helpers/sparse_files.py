@@ -89,7 +89,7 @@ def write_model(path: Path, tensors: Sequence[TensorProto]) -> None:
 
 
 def header(field: int, nbytes: int) -> bytes:
-    """What stands before the bytes of a field of the wire type of lengths."""
+    """The tag and length before the bytes of a length-delimited field."""
     return varint(field << 3 | 2) + varint(nbytes)
 
 

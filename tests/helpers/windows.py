@@ -1,7 +1,7 @@
 """Windows' rules for files, on Linux: what is open or mapped is not removed, renamed or cut off.
 
 The modules of the package see an `os` that lacks the calls that Windows lacks and refuses what
-Windows refuses; tests and other libraries see Linux. Which files are open, /proc tells. As on
+Windows refuses; tests and other libraries see Linux. /proc shows which files are open. As on
 Windows, where Python's maps hold a handle, a mapped file counts as open.
 
 Not simulated: paths with backslashes and drives, and waiting for a handle to be closed.

@@ -1,4 +1,4 @@
-"""A plugin of pytest that takes away what Linux has and other systems, such as macOS, lack.
+"""A plugin of pytest that removes what Linux has and other systems, such as macOS, lack.
 
     PYTHONPATH=.:tests/helpers python -m pytest -p without_linux tests/files tests/writing
 

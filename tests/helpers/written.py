@@ -35,7 +35,7 @@ def converted(source: Path, **options: Any) -> bytes:
 
 
 class Target:
-    """Has nothing but `write`, which takes as many bytes as a limit says, or all without a word."""
+    """Has nothing but `write`, which takes at most a limit of bytes, or all and returns None."""
 
     def __init__(self, limits: Iterable[int | None]) -> None:
         self.content = bytearray()

@@ -45,7 +45,7 @@ MIB = 1 << 20
 PARTS = 4
 PART = 64 * MIB
 
-# What PyTorch has no type for.
+# Types that PyTorch lacks.
 REFUSED = {"FLOAT6E2M3", "FLOAT6E3M2"}
 UNPACKED = {"INT4", "UINT4", "INT2", "UINT2"}
 IN_PAIRS = "FLOAT4E2M1"
@@ -53,7 +53,7 @@ NAMES = sorted(set(NUMBERS) - REFUSED)
 DIMS = (6, 50)
 
 
-# What there is
+# Providers and devices
 
 
 @pytest.fixture(scope="module")

@@ -207,7 +207,7 @@ def test_the_message_about_a_long_fault_is_short(tmp_path: Path, index: str) -> 
 
 
 def test_the_header_of_a_buffer_is_compared_once(tmp_path: Path) -> None:
-    """Also if it is damaged: weights of other names may name the same buffer."""
+    """A damaged header, too: weights of other names may name the same buffer."""
     names = [f"w{number}" for number in range(100)]
     weights = {name: item(forms(1)) for name in names}
     path = saved(tmp_path / "m.onnxa", [*map(named, names)], weights)

@@ -128,7 +128,7 @@ def test_assets_and_alignment_are_taken_with_an_ir_model() -> None:
 
 
 class _Lazy:
-    """Makes lazy tensors and watches what becomes of what they are evaluated to."""
+    """Makes lazy tensors and watches how long their evaluated data lives."""
 
     def __init__(self) -> None:
         self.evaluated: list[str] = []
@@ -263,7 +263,7 @@ print(growth(lambda: onnxarchive.save(model, sys.argv[1] + "a", progress=sample)
     assert (tmp_path / "m.onnxa").stat().st_size > count * nbytes
 
 
-# Odd ones
+# Unusual models
 
 
 def test_an_object_that_is_no_model_is_a_type_error(path: Path) -> None:

@@ -161,7 +161,7 @@ def test_any_model_is_linked(
     require_link(archive.with_suffix(".onnx"), model, archive)
 
 
-# Where it may be
+# Where a link may be
 
 
 def test_the_archive_may_lie_below_the_link(archive: Path, tmp_path: Path) -> None:
@@ -366,7 +366,7 @@ def test_a_broken_archive_is_not_linked(archive: Path) -> None:
         onnxarchive.link(archive, archive.with_suffix(".onnx"))
 
 
-# Whether it fits
+# Whether a link fits its archive
 
 
 def test_a_link_fits_its_archive(archive: Path, link: Path) -> None:
@@ -605,7 +605,7 @@ def test_the_fingerprint_of_a_link_is_as_documented(archive: Path, link: Path) -
 
 
 def test_tensors_that_may_give_a_shape_stay_in_the_link(path: Path) -> None:
-    """It is small, or a vector of indices that is short."""
+    """They are small tensors, and short vectors of indices."""
     arrays: dict[str, np.ndarray[Any, Any]] = {
         "held small": np.zeros(255, np.float32),
         "held nothing": np.zeros(0, np.float32),

@@ -217,7 +217,7 @@ def test_a_browser_that_goes_away_ends_nothing(server: netron.Server) -> None:
     assert status_of(server.url) == 200
 
 
-# How it begins and ends
+# How a server begins and ends
 
 
 def test_a_closed_server_leaves_no_thread_file_or_port(path: Path) -> None:

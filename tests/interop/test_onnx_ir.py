@@ -448,7 +448,7 @@ print(growth(write))
     assert (tmp_path / "m.onnxa.bin").stat().st_size == total
 
 
-# What it was loaded from, and others have edited since
+# Models whose archive others have edited since
 
 
 def _rebuilt(model: Any) -> Any:

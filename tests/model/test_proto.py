@@ -151,7 +151,7 @@ def _check(
     *,
     are_all: bool = True,
 ) -> TensorRefs:
-    """Checks the only model of an archive, with and without a glance at usual tensors."""
+    """Checks the only model of an archive, with and without the fast path for usual tensors."""
     pairs = []
     for is_usual in (tensors.has_data, lambda _: True):
         collected = Findings()

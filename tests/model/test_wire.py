@@ -1027,7 +1027,7 @@ def test_a_model_of_more_than_two_gibibytes_is_refused_before_it_is_read() -> No
 
 
 def test_small_messages_are_stepped_over() -> None:
-    """What cannot hold a large tensor costs nothing; protobuf reads it in the stripped model."""
+    """Messages too small for a large tensor cost nothing; protobuf reads them when stripped."""
     malformed_node = put(GraphProto, "node", b"\x0a\xff")
     data = put(ModelProto, "graph", malformed_node + put(GraphProto, "initializer", raw_tensor()))
     result = strip_weights(data)

@@ -1,4 +1,4 @@
-"""Ways in which archives are damaged: what is said, which command helps, and what it saves.
+"""Ways in which archives are damaged: the message, the command that helps, and what it saves.
 
 The command in a message is run as it is. What it makes is the archive before the damage, byte for
 byte, or nothing is made.

@@ -684,7 +684,7 @@ def test_a_link_to_an_archive_is_an_archive(tmp_path: Path, path: Path) -> None:
         archive.verify()
 
 
-# The file changes below
+# Changes of the file while the archive is open
 
 
 def test_saving_over_an_open_archive_leaves_its_views_alone(path: Path) -> None:

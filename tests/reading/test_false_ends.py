@@ -1,4 +1,4 @@
-"""What reads as a record of the end near the end of an archive: no writer completes it (ZIP-16)."""
+"""Bytes near the end of an archive that read as an end record: no writer completes it (ZIP-16)."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_all_but_one_byte_of_a_false_end_record_is_saved(record: bytes) -> None:
 def test_an_entry_that_would_end_at_a_signature_gets_a_larger_alignment(
     path: Path, signature: int, is_held: bool
 ) -> None:
-    """There the next local header or the directory begins: adm-zip takes that for a record."""
+    """At its end another header or the directory begins, which adm-zip takes for an end record."""
 
     def save(nbytes: int) -> int:
         """Saves a tensor of this size, alone in an entry or in the model; gives the entry's end."""

@@ -115,7 +115,7 @@ CHANGING: dict[str, Callable[[Path], object]] = {
 }
 
 
-# Who may only read a file
+# Users who may only read a file
 
 
 @linux
@@ -277,7 +277,7 @@ def test_readers_go_on_whatever_the_error_of_a_lock(
     act(archive)
 
 
-# Those who edit or replace
+# Editors and writers
 
 
 @pytest.mark.parametrize("kind", ["shared", "exclusive"])

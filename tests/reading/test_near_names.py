@@ -1,4 +1,4 @@
-"""A name that is not there is answered with the one that may have been meant."""
+"""The error of a missing name asks if a similar one was meant."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def test_redirects_in_a_circle_end(server: WebServer) -> None:
 
 
 def first_bytes(request: Request, answer: Answer) -> Answer:
-    """As servers that take `-N` for `0-N`."""
+    """The answer of a server that takes `-N` for `0-N`."""
     last = int(request.range.removeprefix("bytes=-"))
     headers = answer.headers | {"Content-Range": f"bytes 0-{last}/{SIZE}"}
     return Answer(206, headers, [CONTENT[: last + 1]])
@@ -362,7 +362,7 @@ def test_options_of_the_client_are_given_as_text(
 
 
 class Panic(BaseException):
-    """As obstore's panics, which are no `Exception`."""
+    """Stands for obstore's panics, which are no `Exception`."""
 
 
 Panic.__name__ = "PanicException"

@@ -1,4 +1,4 @@
-"""The question about redirects takes the proxy that obstore takes."""
+"""The probe for redirects uses the proxy that obstore uses."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _cache(snapshot: Path) -> Path:
     return next(it for it in snapshot.parents if it.name.startswith("models--"))
 
 
-# What is followed
+# Links that are followed
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_a_model_that_is_exchanged_for_a_link_after_the_search_is_refused(tmp_pa
     assert "found 'm.onnxa', a link to" in str(done.error)
 
 
-# What is said without the option
+# Errors without follow_links
 
 
 def test_without_follow_links_the_error_names_the_option_once(source: Path, tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_the_command_takes_follow_links_after_the_paths(
     assert "put --follow-links after the paths" in capsys.readouterr().err
 
 
-# What is never followed
+# Links that are never followed
 
 
 @pytest.mark.parametrize("follow_links", [True, _cache])

@@ -1,4 +1,4 @@
-"""What is said of files that are no archives: what they are, and which command helps."""
+"""Errors about files that are no archives say what they are, and which command helps."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ CONVERT_ALL = "'onnxarchive convert {} --output-dir NEW'"
 EXPORT = "'onnxarchive convert MODEL.onnx NEW.onnxa'"
 TEXT = "# a comment\n" + text_format.MessageToString(runnable_model())
 LOAD = "onnx.load('FILE')"
-# How each is made, what it is called, what helps, and whether `convert` looks for a model in it.
+# How each kind of file is made, its name, what helps, and whether `convert` looks for a model.
 KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
     "m.onnx": (_onnx, "an ONNX model", CONVERT, True),
     "model without suffix": (_onnx, "an ONNX model", CONVERT, True),

@@ -739,7 +739,7 @@ def test_every_byte_put_before_a_zip_is_refused() -> None:
             read(bytes(size) + SOUND)
 
 
-# Any bytes raise errors of this library only, and zipfile reads accepted files alike.
+# Any bytes raise errors of this library only, and zipfile reads accepted files in the same way.
 
 
 def as_zipfile_reads(file: bytes) -> dict[str, bytes] | None:

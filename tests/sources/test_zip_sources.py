@@ -363,7 +363,7 @@ def test_zips_with_a_model_are_recognised_by_the_names_in_them(
     assert is_model_file(str(zipped(tmp_path / "file", {name: b"content"}))) == expected
 
 
-# Folders and litter
+# Folders and files of the system
 
 
 @pytest.mark.parametrize("folder", ["", "export/", "a/b c/d/"])
@@ -461,7 +461,7 @@ def test_compressed_tensors_of_a_file_go_through_one_temporary_file_that_is_then
     assert sorted(os.listdir(tmp_path)) == before
 
 
-# Archives that are none any more
+# Repacked archives
 
 
 def test_a_repacked_archive_is_refused_by_open_and_converts_to_the_original(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_nothing_happens_before_the_first_piece_is_taken(method: int) -> None:
     Range(file, 3, 4)
 
 
-# Lies
+# Wrong sizes and checksums
 
 
 @methods

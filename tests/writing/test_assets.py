@@ -1,6 +1,6 @@
 """Every function that writes an archive or a directory keeps the assets.
 
-A ModelProto cannot keep them, since it has no place for them: there they are given anew.
+A ModelProto cannot keep them, since it has no place for them: `save` gets them again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _assets(path: Path) -> dict[str, bytes]:
         return {name: bytes(data) for name, data in opened.assets.items()}
 
 
-# In
+# Assets that are given
 
 
 def test_a_damaged_asset_is_refused_when_it_is_looked_up(archive: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_damaged_asset_is_refused_when_it_is_looked_up(archive: Path) -> None:
             opened.assets["tokenizer.json"]
 
 
-# Through: see also conversion/test_archives_from_archives.py
+# Assets that are kept: see also conversion/test_archives_from_archives.py
 
 
 def _described(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -82,7 +82,7 @@ def test_given_assets_are_added_to_those_that_are_kept(
     assert _assets(target) == {**ASSETS, **NEW}
 
 
-# A .onnx has no place for them: they stay in the archive
+# A .onnx has no place for assets: they stay in the archive
 
 
 @pytest.mark.parametrize("external_data", [None, "weights.data"])
@@ -111,7 +111,7 @@ def test_a_session_of_an_archive_with_assets_runs(archive: Path, source: Path) -
     np.testing.assert_array_equal(session.run(None, {"x": x})[0], run_model(source, x=x)[0])
 
 
-# A model in memory has no place for them: they are given anew, as views of the archive
+# A model in memory has no place for assets: `save` gets them as views of the archive
 
 
 def test_a_model_that_was_loaded_is_saved_with_the_archive_s_assets(

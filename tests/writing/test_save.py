@@ -309,7 +309,7 @@ def test_data_is_freed_before_that_of_the_next_entry_is_read() -> None:
     assert len(read) == len(tensors)
 
 
-# Where it is written
+# Targets
 
 
 @pytest.mark.parametrize("limit", [None, 1000])

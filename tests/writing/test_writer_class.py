@@ -389,7 +389,7 @@ def test_an_alignment_that_is_not_allowed_leaves_nothing(path: Path) -> None:
     assert _left(path) == []
 
 
-# Nothing is left
+# Failures, which leave no file
 
 
 def test_there_is_no_file_before_finish(path: Path) -> None:

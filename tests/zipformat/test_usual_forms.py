@@ -1,4 +1,4 @@
-"""Usual records and headers, which are read at a glance: each of thousands of changes is seen."""
+"""Usual records and headers, which take a fast path: each of thousands of changes is found."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def headers_of(image: Image) -> list[bytes]:
 
 
 def rules_of(headers: list[bytes], found: Directory) -> list[str]:
-    """The rules that local headers break; those that break none at a glance break none."""
+    """The rules that local headers break, by the fast path and by all checks, which must agree."""
     rules: list[str] = []
     for header, entry, packed in zip(headers, found.entries, found.records, strict=True):
         alone, plainly = Findings(), Findings()

@@ -168,7 +168,7 @@ def test_an_alignment_that_is_not_allowed_is_refused(alignment: int) -> None:
     assert target.getvalue() == b""
 
 
-# To whom
+# Targets
 
 
 @given(
@@ -245,7 +245,7 @@ def test_the_crc32_is_that_of_zlib_and_can_be_continued(first: bytes, second: by
     assert crc32(second, crc32(first)) == zlib.crc32(first + second)
 
 
-# When it refuses
+# Refusals
 
 STATED = b"stated bytes"
 OTHER_STREAMS: dict[str, list[bytes]] = {

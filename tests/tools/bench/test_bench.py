@@ -1,4 +1,4 @@
-"""The benchmark at a size that takes no time: that it measures, judges and tells; not how fast."""
+"""The benchmark at a tiny size: it measures, judges and reports; how fast is not tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmark says of given figures: verdicts, tables, growth, pictures, pages."""
+"""The benchmark's report on given figures: verdicts, tables, growth, pictures, pages."""
 
 from __future__ import annotations
 
