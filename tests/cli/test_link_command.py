@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import error_of, output_of, result_of, run
 from models import break_local_header, entry_of, further_model, runnable_model
-from opens import opens
+from opened_files import count_opens
 
 import onnxarchive
 
@@ -50,7 +50,7 @@ def test_link_to_a_directory_opens_the_archive_once(tmp_path: Path) -> None:
     archive = tmp_path / "m.onnxa"
     models = {f"m{number}": runnable_model() for number in range(3)}
     onnxarchive.save(runnable_model(), archive, models=models)
-    assert opens(archive, lambda: run("link", archive, tmp_path)) == 1
+    assert count_opens(archive, lambda: run("link", archive, tmp_path)) == 1
     assert len([*tmp_path.glob("*.onnx")]) == 4
 
 

@@ -41,7 +41,7 @@ from models import (
     typed,
 )
 from onnx import TensorProto, helper, numpy_helper
-from outcomes import came, requires
+from outcomes import count_outcome, requires_outcomes
 from sparse_files import write_int64_data
 
 import onnxarchive
@@ -131,7 +131,7 @@ _STRUCTURE = [
 
 
 @pytest.mark.sweep
-@requires(accepted=20, refused=20)
+@requires_outcomes(accepted=20, refused=20)
 @settings(in_one_directory, max_examples=600)
 @given(
     changes=st.lists(
@@ -172,9 +172,9 @@ def test_a_damaged_model_is_refused_or_gives_a_sound_archive(
     except ArchiveError as error:
         assert str(error).startswith(f"{source}: ")
         assert not archive.exists()
-        came("refused")
+        count_outcome("refused")
         return
-    came("accepted")
+    count_outcome("accepted")
     assert onnxarchive.check(archive, full=True) == []
     if notes:  # `save` clears no unused bits
         assert all("unused bits in the last byte were cleared" in str(it.message) for it in notes)

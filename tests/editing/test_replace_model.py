@@ -45,7 +45,7 @@ from models import (
     tensor_protos,
 )
 from onnx import TensorProto, numpy_helper
-from outcomes import came, requires
+from outcomes import count_outcome, requires_outcomes
 from several_models import keys_of
 from written import saved
 
@@ -205,7 +205,7 @@ def options_of_save() -> st.SearchStrategy[dict[str, Any]]:
 
 
 @pytest.mark.sweep
-@requires(kept=10, refused=1)
+@requires_outcomes(kept=10, refused=1)
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     model=model_protos(),
@@ -256,7 +256,7 @@ def test_any_change_of_any_model_keeps_every_entry_or_is_refused_and_compact_giv
         try:
             replace_model(path, new, copy=kind == "with copy", **stated)
         except ValueError as error:
-            came("refused")
+            count_outcome("refused")
             assert "compact=True" in str(error)
             require(path, before)
             assert not lies_as_saved
@@ -264,7 +264,7 @@ def test_any_change_of_any_model_keeps_every_entry_or_is_refused_and_compact_giv
             assert not are_stored or is_referring
             assert not (is_referring and not stated)
         else:
-            came("kept")
+            count_outcome("kept")
             if lies_as_saved:
                 require(path, expected)
             follow = require_kept(path, before, onnxarchive.load(other))

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from interruptions import TRAILER_SIZE, Interrupted, interrupt
 from limits import user
 from models import documented_model, model_of, raw_tensor
-from outcomes import came, requires
+from outcomes import count_outcome, requires_outcomes
 from written import saved
 
 import onnxarchive
@@ -582,7 +582,7 @@ def tails(draw: st.DrawFn, log: bytes) -> bytes:
 
 
 @pytest.mark.sweep
-@requires(torn=10, complete=10, refused=50, whole=5)
+@requires_outcomes(torn=10, complete=10, refused=50, whole=5)
 @settings(
     max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
@@ -596,18 +596,18 @@ def test_recovery_changes_nothing_but_exact_logs(
     content = archive.old + tail
     path.write_bytes(content)
     if is_exact_log(tail, log):
-        came("torn" if tail else "whole")
+        count_outcome("torn" if tail else "whole")
         require_recovered(path, archive.old)
     elif tail.endswith(log):  # a complete one, after what may be a new end
-        came("complete")
+        count_outcome("complete")
         recover(path)
         assert path.read_bytes() == archive.old
     elif tail:
-        came("refused")
+        count_outcome("refused")
         require_refused(path, is_unfinished=False)
         require_left(path)
     else:
-        came("whole")
+        count_outcome("whole")
         assert not recover(path).is_rolled_back
         assert path.read_bytes() == content
 

@@ -10,13 +10,13 @@ from typing import Any
 _counts: Counter[str] = Counter()
 
 
-def came(outcome: str) -> None:
+def count_outcome(outcome: str) -> None:
     """Counts an outcome."""
     _counts[outcome] += 1
 
 
-def requires(**least: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a test: it must call `came` at least this often with each outcome."""
+def requires_outcomes(**least: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorates a test: it must call `count_outcome` at least this often with each outcome."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)

@@ -34,8 +34,8 @@ from models import (
     weight_model,
 )
 from onnx import TensorProto, numpy_helper
-from opens import opens
-from outcomes import came, requires
+from opened_files import count_opens
+from outcomes import count_outcome, requires_outcomes
 from steps import steps
 from versions import is_older
 from written import write_model
@@ -278,7 +278,7 @@ def test_links_of_all_models_open_the_archive_once(
     archive = tmp_path / "m.onnxa"
     models = {f"m{seed}": weight_model(seed) for seed in range(1, count)}
     onnxarchive.save(weight_model(0), archive, models=models)
-    assert opens(archive, lambda: onnxarchive.link(archive, tmp_path, prepack=prepack)) == 1
+    assert count_opens(archive, lambda: onnxarchive.link(archive, tmp_path, prepack=prepack)) == 1
     for id, model in models.items():
         require_link(tmp_path / f"{id}.onnx", model)
     require_link(tmp_path / "m.onnx", weight_model(0))
@@ -544,7 +544,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.sweep
-@requires(refused=30, fitting=5, misfits=10)
+@requires_outcomes(refused=30, fitting=5, misfits=10)
 @settings(deadline=None, max_examples=500)
 @given(
     changes=st.lists(
@@ -575,9 +575,9 @@ def test_a_damaged_link_is_refused_or_found(
     try:
         found = onnxarchive.check_link(damaged, sound.with_suffix(".onnxa") if is_named else None)
     except (onnxarchive.ArchiveError, ValueError, OSError):
-        came("refused")  # no model, or no name of a file
+        count_outcome("refused")  # no model, or no name of a file
         return
-    came("misfits" if found else "fitting")
+    count_outcome("misfits" if found else "fitting")
     if found == []:
         with onnxarchive.open(sound.with_suffix(".onnxa")) as archive:
             positions = {(entry.data_offset, entry.nbytes) for entry in archive.entries.values()}

@@ -28,7 +28,7 @@ from models import (
     text_model,
 )
 from onnx import numpy_helper
-from opens import opens
+from opened_files import count_opens
 from processes import completed
 from steps import steps
 
@@ -216,7 +216,7 @@ def test_packing_opens_the_archive_as_often_for_many_models_as_for_one(tmp_path:
         path = tmp_path / f"{count}.onnxa"
         models = {f"m{number}": further_model() for number in range(1, count)}
         onnxarchive.save(runnable_model(), path, models=models)
-        opened = opens(path, lambda: onnxarchive.prepack(path))
+        opened = count_opens(path, lambda: onnxarchive.prepack(path))
         assert len(index_of(path).weights) == count
         return opened
 

@@ -17,7 +17,7 @@ import plain_wire
 import pytest
 from hypothesis import given, settings, strategies as st
 from onnx import AttributeProto, TensorProto, helper
-from outcomes import came, requires
+from outcomes import count_outcome, requires_outcomes
 from plain_wire import I32, I64, LEN, VARINT, MalformedError, varint
 
 import onnxarchive
@@ -127,12 +127,12 @@ def read_all(fields: Iterator[Any]) -> tuple[list[Any], int | None]:
     return read, None
 
 
-@requires(whole=10, malformed=10)
+@requires_outcomes(whole=10, malformed=10)
 @settings(deadline=None, max_examples=100)
 @given(models(), st.sets(st.sampled_from([8, 0x2A, 0x3A, 0x3D, 0x40, 0x4A, 0x7A, 0x82])))
 def test_fields_are_those_that_a_plain_reader_finds(data: bytes, tags: set[int]) -> None:
     fields, fault = read_all(plain_wire.fields_of(data, 0, len(data), 0))
-    came("whole" if fault is None else "malformed")
+    count_outcome("whole" if fault is None else "malformed")
     assert read_all(wire.fields_in(data, 0, len(data), 0)) == (fields, fault)
     wanted = [field for field in fields if field[0] in tags]
     view = memoryview(data)
@@ -192,7 +192,7 @@ def expected_count(data: bytes, limit: int) -> str:
     return "more" if count > limit else "enough"
 
 
-@requires(more=10, enough=10, malformed=10)
+@requires_outcomes(more=10, enough=10, malformed=10)
 @settings(deadline=None, max_examples=200)
 @given(models(), st.integers(0, 20))
 def test_messages_are_counted_as_by_a_plain_reader(data: bytes, limit: int) -> None:
@@ -200,7 +200,7 @@ def test_messages_are_counted_as_by_a_plain_reader(data: bytes, limit: int) -> N
         found = "more" if wire.have_more_messages([data], limit) else "enough"
     except ArchiveFormatError as error:
         found = f"malformed at {offset_of(error)}"
-    came(found.split()[0])
+    count_outcome(found.split()[0])
     assert found == expected_count(data, limit)
 
 

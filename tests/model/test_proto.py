@@ -24,7 +24,7 @@ from models import (
     typed,
 )
 from onnx import TensorProto
-from outcomes import came, requires
+from outcomes import count_outcome, requires_outcomes
 
 from onnxarchive.errors import ArchiveFormatError, Report, Strict
 from onnxarchive.model import dtypes, proto, tensors, walking
@@ -403,7 +403,7 @@ def test_tensors_of_every_type_and_of_any_rank_fit_their_entries() -> None:
 
 
 @pytest.mark.sweep
-@requires(sound=100, broken=500)
+@requires_outcomes(sound=100, broken=500)
 def test_changed_bytes_of_a_model_are_found_as_without_the_fast_path() -> None:
     tensors_of = {"w": (2, 2), "v": (2, 2), "u": ()}
     model = model_of(*(external(raw_tensor(it, 1, dims), it) for it, dims in tensors_of.items()))
@@ -415,7 +415,7 @@ def test_changed_bytes_of_a_model_are_found_as_without_the_fast_path() -> None:
                 parsed = onnx.ModelProto.FromString(changed)
             except DecodeError:
                 continue
-            came("broken" if _references(parsed, {"w": 16, "v": 16, "u": 4}) else "sound")
+            count_outcome("broken" if _references(parsed, {"w": 16, "v": 16, "u": 4}) else "sound")
 
 
 @pytest.mark.parametrize(

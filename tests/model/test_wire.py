@@ -27,7 +27,7 @@ from onnx import (
     TrainingInfoProto,
     numpy_helper,
 )
-from outcomes import came, requires
+from outcomes import count_outcome, requires_outcomes
 from plain_wire import varint
 from processes import completed
 
@@ -349,14 +349,14 @@ def test_the_stripped_model_and_spans_are_the_model_that_protobuf_reads(
 
 
 @pytest.mark.sweep
-@requires(read=10, refused=10)
+@requires_outcomes(read=10, refused=10)
 @settings(max_examples=400)
 @given(mutated_models(), thresholds)
 def test_a_mutated_model_is_refused_or_seen_as_protobuf_sees_it(
     data: bytes, threshold: int
 ) -> None:
     expected = parsed(data)
-    came("refused" if expected is None else "read")
+    count_outcome("refused" if expected is None else "read")
     assert comparable(seen_through_wire(data, threshold)) == comparable(expected)
 
 
@@ -370,16 +370,16 @@ def is_well_formed(data: bytes) -> bool:
 
 
 @pytest.mark.sweep
-@requires(read=10, refused=10)
+@requires_outcomes(read=10, refused=10)
 @settings(max_examples=400)
 @given(mutated_models())
 def test_a_model_is_well_formed_if_protobuf_parses_it(data: bytes) -> None:
     is_parsed = parsed(data) is not None
-    came("read" if is_parsed else "refused")
+    count_outcome("read" if is_parsed else "refused")
     assert is_well_formed(data) == is_parsed
 
 
-@requires(read=10, refused=10)
+@requires_outcomes(read=10, refused=10)
 def test_packed_numbers_are_well_formed_if_protobuf_parses_them() -> None:
     payloads = [b"", b"\1", b"\x80", b"\1\x80", b"\x80" * 9 + b"\1", b"\x80" * 10 + b"\1"]
     payloads += [b"\xff" * 9 + b"\x7f", b"\xff" * 10, b"abcd", b"abcdefg", b"abcdefgh"]
@@ -387,7 +387,7 @@ def test_packed_numbers_are_well_formed_if_protobuf_parses_them() -> None:
         for payload in payloads:
             data = model_of(tensor_of(**{field: payload}))
             is_parsed = parsed(data) is not None
-            came("read" if is_parsed else "refused")
+            count_outcome("read" if is_parsed else "refused")
             assert is_well_formed(data) == is_parsed, (field, payload)
 
 
@@ -867,16 +867,16 @@ def test_external_data_is_filled_as_through_protobuf(data: bytes, contents: byte
 
 
 @pytest.mark.sweep
-@requires(filled=10, refused=10)
+@requires_outcomes(filled=10, refused=10)
 @settings(max_examples=400)
 @given(mutated_models())
 def test_filling_nothing_changes_nothing_or_is_refused(data: bytes) -> None:
     expected = parsed(data)
     try:
         assert b"".join(fill(data, lambda _: None)) == data
-        came("filled")
+        count_outcome("filled")
     except ArchiveFormatError as error:
-        came("refused")
+        count_outcome("refused")
         assert expected is None or "a location in UTF-8" in str(error)
 
 

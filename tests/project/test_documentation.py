@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from documented import DOCUMENTED
+from documented_names import DOCUMENTED
 from models import external, model_of, raw_tensor
 from obstore.store import MemoryStore
 from onnx import TensorProto, helper, numpy_helper

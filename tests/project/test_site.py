@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-from documented import DOCUMENTED
+from documented_names import DOCUMENTED
 
 from tools import dev
 from tools.docs import build_site, reference

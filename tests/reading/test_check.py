@@ -24,7 +24,7 @@ from models import (
     typed,
 )
 from onnx import TensorProto
-from outcomes import came, requires
+from outcomes import count_outcome, requires_outcomes
 from zip_entries import add_bytes
 
 import onnxarchive
@@ -379,14 +379,14 @@ any_bytes = settings(
 
 
 @pytest.mark.sweep
-@requires(accepted=20, refused=200)
+@requires_outcomes(accepted=20, refused=200)
 @any_bytes
 @given(data=_damaged())
 def test_any_damage_is_found_without_an_unexpected_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "m.onnxa"
     path.write_bytes(data)
     found = _found(path)
-    came("refused" if found else "accepted")
+    count_outcome("refused" if found else "accepted")
     if not found:
         with onnxarchive.open(path) as archive:
             archive.verify()
@@ -413,7 +413,7 @@ def test_any_bytes_before_an_end_record_cause_no_unexpected_error(
 
 
 @pytest.mark.sweep
-@requires(accepted=20, refused=200)
+@requires_outcomes(accepted=20, refused=200)
 @any_bytes
 @given(
     number=st.integers(0, 5),
@@ -437,7 +437,7 @@ def test_any_damage_of_a_model_causes_no_unexpected_error(
         model[offset % len(model)] = byte
     _write(path, bytes(model), **entries)
     found = _found(path, full=full)
-    came("refused" if found else "accepted")
+    count_outcome("refused" if found else "accepted")
     if not found:
         with onnxarchive.open(path) as archive:
             for name in archive.entries:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from outcomes import came, requires
+from outcomes import count_outcome, requires_outcomes
 
 from onnxarchive.errors import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.files.data import Range
@@ -757,14 +757,14 @@ def require_agreement(file: bytes) -> None:
     try:
         found = contents(file)
     except ArchiveError:
-        came("refused")
+        count_outcome("refused")
         return
     expected = as_zipfile_reads(file)
-    came("accepted" if expected is None else "read_alike")
+    count_outcome("accepted" if expected is None else "read_alike")
     assert expected is None or found == expected
 
 
-@requires(read_alike=50, refused=50)
+@requires_outcomes(read_alike=50, refused=50)
 @given(st.binary(max_size=300))
 def test_arbitrary_bytes_are_refused_or_read_as_zipfile_reads_them(data: bytes) -> None:
     require_agreement(data)
@@ -779,7 +779,7 @@ EDGES = st.sampled_from(
 )
 
 
-@requires(read_alike=10, refused=50)
+@requires_outcomes(read_alike=10, refused=50)
 @settings(max_examples=1000)
 @given(
     st.sampled_from(SMALL_SEEDS),
@@ -799,7 +799,7 @@ def test_damaged_zips_are_refused_or_read_as_zipfile_reads_them(
     require_agreement(bytes(file))
 
 
-@requires(read_alike=5, refused=50)
+@requires_outcomes(read_alike=5, refused=50)
 @settings(max_examples=300)
 @given(st.sampled_from(SMALL_SEEDS), st.floats(0, 1), st.floats(0, 1), st.binary(max_size=60))
 def test_spliced_zips_are_refused_or_read_as_zipfile_reads_them(
@@ -809,7 +809,7 @@ def test_spliced_zips_are_refused_or_read_as_zipfile_reads_them(
     require_agreement(seed[:low] + data + seed[high:])
 
 
-@requires(read_alike=50, refused=50)
+@requires_outcomes(read_alike=50, refused=50)
 def test_every_changed_byte_is_refused_or_read_as_zipfile_reads_it() -> None:
     for seed in (SOUND, with_file(is_zip64=True), streamed()):
         for position in range(len(seed)):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from outcomes import came, requires
+from outcomes import count_outcome, requires_outcomes
 from processes import completed
 
 from onnxarchive.errors import (
@@ -208,7 +208,7 @@ def test_data_that_is_not_compressed_is_an_error(method: int) -> None:
 
 
 @compressing
-@requires(refused=100)
+@requires_outcomes(refused=100)
 @given(st.floats(0, 1), st.binary(min_size=1, max_size=4))
 @settings(max_examples=200)
 def test_damaged_compressed_data_is_an_error(method: int, place: float, data: bytes) -> None:
@@ -217,10 +217,10 @@ def test_damaged_compressed_data_is_an_error(method: int, place: float, data: by
     compressed[position : position + len(data)] = data
     try:
         assert inflated(method, bytes(compressed), TEXT[:5000]) == TEXT[:5000]
-        came("harmless")
+        count_outcome("harmless")
     except ArchiveError as error:
         assert error.entry == "folder/w"
-        came("refused")
+        count_outcome("refused")
 
 
 # LZMA

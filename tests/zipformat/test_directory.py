@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from findings import Findings
 from hypothesis import example, given, settings, strategies as st
-from outcomes import came, requires
+from outcomes import count_outcome, requires_outcomes
 from zip_entries import add_bytes
 from zip_image import (
     CRC32,
@@ -954,7 +954,7 @@ def replace_zip64_origin(tail: bytes, file: Sparse) -> bytes:
 
 
 @pytest.mark.sweep
-@requires(accepted=20, refused=200)
+@requires_outcomes(accepted=20, refused=200)
 @given(st.sampled_from([tiny, tiny_but_for_one, nothing]), st.lists(EDITS, min_size=1, max_size=4))
 @settings(max_examples=2000)
 @example(tiny, [(0, 4, 2, 0, "set")])  # version made by
@@ -965,7 +965,7 @@ def test_changed_bytes_are_reported_or_harmless_and_never_a_crash(
     file = edited(base(), edits)
     findings = Findings()
     found = inspect(file, findings)
-    came("refused" if findings.rules else "accepted")
+    count_outcome("refused" if findings.rules else "accepted")
     for entry in found.entries if found else ():
         assert 0 <= entry.header_offset < entry.data_offset
         assert entry.data_offset + entry.nbytes <= file.size

@@ -7,7 +7,7 @@ from typing import Protocol, TypeAlias
 
 import pytest
 from hypothesis import given, strategies as st
-from outcomes import came, requires
+from outcomes import count_outcome, requires_outcomes
 
 from onnxarchive.zipformat import records
 from onnxarchive.zipformat.records import (
@@ -238,13 +238,13 @@ def test_unpack_is_the_inverse_of_pack(record: Record, before: bytes, after: byt
 PACKED = RECORDS.map(lambda record: record.pack()[len(record.SIGNATURE) :])
 
 
-@requires(unpacked=50, refused=50)
+@requires_outcomes(unpacked=50, refused=50)
 @given(TAIL, st.binary(max_size=120) | PACKED)
 def test_whatever_is_unpacked_packs_to_the_same_bytes(before: bytes, after: bytes) -> None:
     for kind, unpack in UNPACK.items():
         signed = kind.SIGNATURE + after
         record = unpack(before + signed, len(before))
-        came("refused" if record is None else "unpacked")
+        count_outcome("refused" if record is None else "unpacked")
         if record is not None:
             assert signed.startswith(record.pack())
 
@@ -318,15 +318,15 @@ def test_bytes_that_are_no_whole_extra_field_are_an_error(end: bytes, problem: s
 EXTRA_FIELDS = st.builds(records.pack_extra, st.integers(0, 0xFFFF), st.binary(max_size=8))
 
 
-@requires(unpacked=10, refused=10)
+@requires_outcomes(unpacked=10, refused=10)
 @given(st.lists(EXTRA_FIELDS | st.binary(max_size=6), max_size=4).map(b"".join))
 def test_extra_fields_are_either_an_error_or_packed_again_the_same(extra: bytes) -> None:
     try:
         fields = list(records.unpack_extra(extra))
     except ValueError:
-        came("refused")
+        count_outcome("refused")
         return
-    came("unpacked")
+    count_outcome("unpacked")
     assert b"".join(records.pack_extra(*field) for field in fields) == extra
 
 

@@ -18,7 +18,7 @@ def _note(event: str, arguments: tuple[object, ...]) -> None:
 sys.addaudithook(_note)  # it cannot be removed
 
 
-def opens(path: Path, call: Callable[[], object]) -> int:
+def count_opens(path: Path, call: Callable[[], object]) -> int:
     """How often a call opens the file at `path`."""
     global _opened
     _opened = []
