@@ -18,6 +18,7 @@ import errno
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from operator import attrgetter
 from typing import TypeAlias
@@ -27,7 +28,7 @@ from onnxarchive.editing.state import EditState
 from onnxarchive.errors import ChecksumError, path_in_errors, quoted
 from onnxarchive.files import attributes, clones_and_sync, undo
 from onnxarchive.files.data import Bytes, Crc32, Data, difference, pieces
-from onnxarchive.files.local_file import MappedFile, PositionalWriter, require_unused
+from onnxarchive.files.local_file import MappedFile, PositionalWriter, make_file, require_unused
 from onnxarchive.files.paths import directory_of
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement
@@ -405,15 +406,17 @@ def _write_clone(
         return False
     if else_in_place and clones_and_sync.keeps_names(directory_of(file.absolute_path)):
         return False  # the clone could be neither renamed nor removed
+    is_made = clones_and_sync.CLONES_TO_NAMES  # the new file is made as a clone
+    make = partial(clones_and_sync.make_clone, file) if is_made else make_file
     try:
-        replacement = Replacement(file.absolute_path, locked=file)
+        replacement = Replacement(file.absolute_path, locked=file, make=make)
     except OSError:  # a new file, if needed, raises it again
         return False
     with replacement:
         clone = replacement.file.fileno()
         with path_in_errors(file.path):
             is_unfit = else_in_place and attributes.keep_owner(clone, file.fileno(), file.status())
-        if is_unfit or not clones_and_sync.clone(file, clone):
+        if is_unfit or not (is_made or clones_and_sync.clone(file, clone)):
             return False
         write(replacement.writer)
         replacement.file.truncate(replacement.writer.offset)

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import struct
+import sys
 from pathlib import Path
 
 from onnxarchive.errors import path_in_errors
@@ -25,6 +26,8 @@ _CLONE_RANGE = 0x4020940D  # FICLONERANGE of Linux: _IOW(0x94, 13, struct file_c
 _RANGE = struct.Struct("=qQQQ")  # source, offset and size in it, offset in the target
 # Errors of file systems without clones.
 _NO_CLONES = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOTTY, errno.ENOSYS)
+CLONES_TO_NAMES = sys.platform == "darwin"  # it clones no ranges, and into no open file
+_AT_FDCWD, _NO_OWNER = -2, 2  # AT_FDCWD and CLONE_NOOWNERCOPY of macOS
 _GET_FLAGS = 2 << 30 | struct.calcsize("l") << 16 | ord("f") << 8 | 1  # FS_IOC_GETFLAGS of Linux
 _APPEND_ONLY = 0x20  # FS_APPEND_FL
 # File systems of Linux whose files only this machine's kernel locks and changes.
@@ -49,6 +52,34 @@ def clone(source: MappedFile, target: int) -> bool:
     return True
 
 
+def make_clone(source: MappedFile, path: str, mode: int) -> MappedFile:
+    """Creates a file that shares all blocks of another, on macOS, and opens it to write.
+
+    Raises:
+        OSError: The path exists, or the file system cannot clone.
+    """
+    try:
+        _clone_to_name(source.fileno(), path)
+    except FileExistsError:
+        raise
+    except OSError:
+        devices_without_clones.add(source.identity[0])
+        raise
+    flags = os.O_RDWR | getattr(os, "O_NOFOLLOW", 0)
+    file = MappedFile(path, descriptor=os.open(path, flags))
+    os.chmod(file.fileno(), mode)
+    return file
+
+
+def _clone_to_name(source: int, path: str) -> None:
+    import ctypes  # no other system needs it
+
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.fclonefileat(source, _AT_FDCWD, os.fsencode(path), _NO_OWNER) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), path)
+
+
 def clone_range(
     source: MappedFile, offset: int, nbytes: int, target: MappedFile, target_offset: int
 ) -> bool:
@@ -69,7 +100,7 @@ def clone_range(
 
 def shared_block_size(file: MappedFile) -> int:
     """The size in bytes of the blocks that a file open for writing may share; 0 if it cannot."""
-    if not (may_clone(file) and has_clones(file)):
+    if CLONES_TO_NAMES or not (may_clone(file) and has_clones(file)):
         return 0
     try:
         return os.fstatvfs(file.fileno()).f_bsize
@@ -86,8 +117,10 @@ def has_clones(source: MappedFile) -> bool:
     """False if the file system of a file that is open for writing has no clones.
 
     The file is cloned over itself, so no new file is needed. File systems with clones refuse that,
-    with another error, since the ranges overlap.
+    with another error, since the ranges overlap. macOS says it only when a file is cloned.
     """
+    if CLONES_TO_NAMES:
+        return True
     try:
         fcntl.ioctl(source.fileno(), _CLONE, source.fileno())
     except OSError as error:

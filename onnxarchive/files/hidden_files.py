@@ -88,8 +88,14 @@ class TemporaryFile(OfOneProcess):
     is_to_be_removed = False
     _file: MappedFile | None = None
 
-    def __init__(self, target: str, mode: int = 0o666, kind: str = TEMPORARY) -> None:
-        """Creates a file; `mode` is that before the umask, `kind` the end of the name."""
+    def __init__(
+        self,
+        target: str,
+        mode: int = 0o666,
+        kind: str = TEMPORARY,
+        make: Callable[[str, int], MappedFile] = make_file,
+    ) -> None:
+        """Creates a file by `make`; `mode` is that before the umask, `kind` the end of the name."""
         super().__init__()
         _temporaries[id(self)] = self
         number = 0
@@ -97,7 +103,7 @@ class TemporaryFile(OfOneProcess):
             self.path = numbered_path(target, number, kind)
             self.is_to_be_removed = True
             try:
-                self._file = make_file(self.path, mode)
+                self._file = make(self.path, mode)
             except FileExistsError:
                 self.is_to_be_removed = False
                 if not _remove_own(self.path):

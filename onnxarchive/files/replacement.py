@@ -18,6 +18,7 @@ from onnxarchive.files.local_file import (
     MappedFile,
     PositionalWriter,
     locked_file,
+    make_file,
     replace_file,
     require_unused,
 )
@@ -68,6 +69,7 @@ class Replacement(Closing):
         resumes: bool = False,
         timeout: float | None = locking.TIMEOUT,
         kind: str = TEMPORARY,
+        make: Callable[[str, int], MappedFile] = make_file,
     ) -> None:
         """Creates the temporary file.
 
@@ -80,6 +82,7 @@ class Replacement(Closing):
             timeout: Maximum seconds for `commit` to wait for the lock of the target; None waits
                 without limit.
             kind: End of the temporary name; see `hidden_files`.
+            make: Creates a temporary file, of a path and a mode, and opens it to write.
 
         Raises:
             LockedError: Another replacement is continuing the file, or (on Windows) this process
@@ -115,7 +118,7 @@ class Replacement(Closing):
                 if resumes:
                     self._resume()
                 if not self.is_resumable:  # until `commit`, with the owner's permissions alone
-                    self._begin(0o666 if old is None else old.st_mode & 0o600, kind)
+                    self._begin(0o666 if old is None else old.st_mode & 0o600, kind, make)
         except OSError as error:
             unfinished = partial_path(self._target)
             if error.filename != unfinished or not os.path.lexists(unfinished):
@@ -124,8 +127,8 @@ class Replacement(Closing):
         self.file.set_path(self._path)
         self.writer = PositionalWriter(self.file)
 
-    def _begin(self, mode: int, kind: str) -> None:
-        self._temporary = TemporaryFile(self._target, mode, kind)
+    def _begin(self, mode: int, kind: str, make: Callable[[str, int], MappedFile]) -> None:
+        self._temporary = TemporaryFile(self._target, mode, kind, make)
         self.file, self._new_path = self._temporary.file, self._temporary.path
 
     def _resume(self) -> None:

@@ -13,7 +13,13 @@ from unittest.mock import Mock, call
 import pytest
 
 from onnxarchive.files import clones_and_sync
-from onnxarchive.files.clones_and_sync import clone, has_clones, may_clone, require_space
+from onnxarchive.files.clones_and_sync import (
+    clone,
+    has_clones,
+    may_clone,
+    require_space,
+    shared_block_size,
+)
 from onnxarchive.files.local_file import MappedFile
 
 CONTENT = bytes(range(256)) * 64
@@ -83,6 +89,16 @@ def test_a_file_that_is_asked_whether_it_has_clones_stays_as_it_is(tmp_path: Pat
     with MappedFile(tmp_path / "file", is_writable=True) as file:
         has_clones(file)
     assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_where_clones_get_new_names_no_ranges_are_shared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clones_and_sync, "CLONES_TO_NAMES", True)
+    (tmp_path / "file").write_bytes(CONTENT)
+    with MappedFile(tmp_path / "file", is_writable=True) as file:
+        assert has_clones(file)
+        assert shared_block_size(file) == 0
 
 
 # Free space
