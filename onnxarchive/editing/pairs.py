@@ -43,8 +43,8 @@ from onnxarchive.files.data import Closing, File, closing_on_error
 from onnxarchive.files.hidden_files import (
     TEMPORARY,
     TemporaryFile,
+    hidden_names,
     is_left_here,
-    listed,
     numbered_path,
     remove_abandoned,
     targets_of,
@@ -382,7 +382,7 @@ def _recover(
             for member, kind in itertools.product((pair.model, pair.data), (TEMPORARY, NEW)):
                 recovery.removed += remove_abandoned(member, kind, is_recoverable)
             pair.sync()  # before the record is removed, without which nobody finds them
-            if any(listed(pair.data, NEW)):  # it could not be removed, or a process writes it
+            if any(hidden_names(pair.data, NEW)):  # it could not be removed, or a process writes it
                 return
         if os.name == "nt":  # Windows removes no open file
             record.close()

@@ -18,7 +18,7 @@ from onnxarchive.files import local_file, locking, undo
 from onnxarchive.files.data import File
 from onnxarchive.files.hidden_files import (
     TEMPORARY,
-    listed,
+    hidden_names,
     partial_downloads,
     remove_abandoned,
     remove_regular,
@@ -130,9 +130,9 @@ def _remove_directories(path: str) -> list[str]:
     """
     removed = []
     for target in targets_of(path):
-        found = [*listed(target, TEMPORARY)]
+        found = [*hidden_names(target, TEMPORARY)]
         if os.path.isdir(target):
-            found += listed(os.path.join(target, CONTENT), TEMPORARY)
+            found += hidden_names(os.path.join(target, CONTENT), TEMPORARY)
         for directory in found:
             with contextlib.suppress(OSError):  # in use, or of another user
                 if remove_leftover(directory):

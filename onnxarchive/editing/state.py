@@ -225,8 +225,8 @@ class EditState:
     def _of_path(self, path: str | os.PathLike[str], is_new: bool) -> onnx.ModelProto:
         path = Location.of(path).require_local()
         require_no_input(self.file.absolute_path, [path])
-        elsewhere = None if is_new else partial(data_of_entry, self.contents)
-        reader = SourceReader(elsewhere=elsewhere)
+        find_in_archive = None if is_new else partial(data_of_entry, self.contents)
+        reader = SourceReader(find_in_archive=find_in_archive)
         with with_path(path):
             if os.path.isdir(path):
                 return self._of_source(reader.read_directory(path, self.files))

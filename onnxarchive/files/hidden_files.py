@@ -249,7 +249,7 @@ def targets_of(path: str | os.PathLike[str]) -> list[str]:
     return sorted({os.path.realpath(path), os.path.join(os.path.realpath(above), own)})
 
 
-def listed(target: str, kind: str) -> Iterator[str]:
+def hidden_names(target: str, kind: str) -> Iterator[str]:
     """Yields the paths of the hidden files beside a target that have a kind, and any number.
 
     A directory without read permission has none; a missing one raises a FileNotFoundError.
@@ -276,5 +276,5 @@ def remove_abandoned(
     without read permission, and those for which `is_removable`, if given, returns False. Returns
     the paths of the removed files.
     """
-    found = [it for target in targets_of(path) for it in listed(target, kind)]
+    found = [it for target in targets_of(path) for it in hidden_names(target, kind)]
     return [it for it in found if remove_regular(it, is_removable)]

@@ -24,7 +24,7 @@ from onnxarchive.errors import ArchiveError, LockedError, path_in_errors
 from onnxarchive.files import locking
 from onnxarchive.files.attributes import set_mode
 from onnxarchive.files.clones_and_sync import close_unwritten, sync, sync_directory
-from onnxarchive.files.hidden_files import TEMPORARY, TemporaryDirectory, listed
+from onnxarchive.files.hidden_files import TEMPORARY, TemporaryDirectory, hidden_names
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.locking import OfOneProcess
 from onnxarchive.files.paths import HAS_DIR_FD, require_no_tilde, require_parent
@@ -353,7 +353,7 @@ def new_directory(path: str | os.PathLike[str]) -> Iterator[NewDirectory]:
 
 def _reason_of(beside: str) -> str:
     """Why a directory that seems to be empty is not empty."""
-    unfinished = ", ".join(map(os.path.basename, listed(beside, TEMPORARY)))
+    unfinished = ", ".join(map(os.path.basename, hidden_names(beside, TEMPORARY)))
     if not unfinished:
         return ""
     return (

@@ -73,7 +73,7 @@ class UnfinishedEdit(File):
         return self.file.read(offset, unchanged) + old_end if unchanged else old_end
 
 
-def find(file: MappedFile) -> UnfinishedEdit | None:
+def unfinished_edit(file: MappedFile) -> UnfinishedEdit | None:
     """The edit with a complete log at the end of the file; None if there is none."""
     position = file.size - TRAILER_SIZE
     trailer = file.read(max(position, 0), TRAILER_SIZE)

@@ -264,7 +264,7 @@ class SessionInputs:
         uses_packed: bool = True,
     ) -> None:
         ort = require_onnxruntime()
-        archive = _opened(source, model, access, resources)
+        archive = _open_source(source, model, access, resources)
         is_own = archive is not source
         self.model_id, self.prepack, self.uses_packed = archive.model_id, prepack, uses_packed
         self.name = repr(archive.path)
@@ -315,7 +315,7 @@ class SessionInputs:
         return self._copy
 
 
-def _opened(
+def _open_source(
     source: ArchiveOrPath, model: str | None, access: Access, resources: contextlib.ExitStack
 ) -> Archive:
     if isinstance(source, Archive):

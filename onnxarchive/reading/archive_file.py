@@ -131,7 +131,7 @@ def unfinished_edit(file: MappedFile) -> UnfinishedEdit | None:
     """The interrupted edit of an archive; None if the file does not end with an undo log."""
     from onnxarchive.files import undo  # and hashlib: no need of them to open a complete archive
 
-    edit = undo.find(file)
+    edit = undo.unfinished_edit(file)
     if edit is not None or EndRecord.unpack(
         file.read(max(file.size - EndRecord.SIZE, 0), EndRecord.SIZE)
     ):

@@ -144,15 +144,15 @@ class Finder:
         verify_checksum: True to compare files with the `checksum` in a tensor's external data.
         size_threshold: As in `convert`, to refuse too many tensors before their files are opened;
             None if it is unknown.
-        elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
-            raises ArchiveFormatError.
+        find_in_archive: Called if the location of a tensor names no file; returns the tensor's
+            bytes or raises ArchiveFormatError.
         found: The files that were found so far, by plain path.
     """
 
     open_file: Callable[[str], File | None]
     verify_checksum: bool
     size_threshold: int | None
-    elsewhere: Callable[[TensorRef], Data] | None
+    find_in_archive: Callable[[TensorRef], Data] | None
     found: dict[str, File] = field(default_factory=dict)
     _by_location: dict[str, File | None] = field(default_factory=dict)
     _checksums: dict[File, str] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class Finder:
     _ranges: list[list[Range]] = field(default_factory=list)
     _nbytes: int = 0
 
-    def find(self, location: str) -> File | None:
+    def file(self, location: str) -> File | None:
         """The file of a location, or None."""
         if location not in self._by_location:
             path = _plain(location)
@@ -172,9 +172,9 @@ class Finder:
                 self.found[path] = file
         return self._by_location[location]
 
-    def listed(self, path: str) -> File:
+    def listed_file(self, path: str) -> File:
         """The file at a path that was listed."""
-        file = self.find(path)
+        file = self.file(path)
         if file is None:
             raise ArchiveFormatError(
                 f"there is no file at {path!r}: it is a broken link or was removed"
@@ -194,11 +194,11 @@ class Finder:
             # A file that cannot be opened, such as a link that leads out, is there, too; the error
             # is for those who add it as an asset.
             with contextlib.suppress(ArchiveFormatError):
-                is_there = self.find(path) is not None
+                is_there = self.file(path) is not None
             paths[path] = None if is_there else compiled.MISSING
         return tuple([CompiledBinary(path, fault) for path, fault in paths.items()])
 
-    def sources(self, models: Sequence[File]) -> list[Source]:
+    def read_models(self, models: Sequence[File]) -> list[Source]:
         """Parses files as the models of one source, and finds the bytes of their tensors.
 
         The messages of all models together are counted before a model is parsed (MODEL-3).
@@ -210,12 +210,12 @@ class Finder:
                 f"{models_have} more than {proto.MAX_MESSAGES} messages, the limit",
                 rule="MODEL-3",
             )
-        sources = [*map(self._source, all_stripped)]
+        sources = [*map(self._read_model, all_stripped)]
         if self._nbytes > _SHARED_NBYTES:
             self._limit_sharing()
         return sources
 
-    def _source(self, stripped: _StrippedFile) -> Source:
+    def _read_model(self, stripped: _StrippedFile) -> Source:
         """Finds the bytes of every external tensor of a model, or reports all missing ones."""
         model = _parse(stripped)
         if self.size_threshold is not None:
@@ -291,7 +291,7 @@ class Finder:
         # A tensor of this size may hold these bytes by chance. They are a placeholder only if a
         # file has the tensor's name.
         with contextlib.suppress(ArchiveFormatError):
-            return self.find(ref.name) is not None
+            return self.file(ref.name) is not None
         return False
 
     def _in_file(self, ref: TensorRef, *, is_alone: bool = False) -> Data:
@@ -303,11 +303,11 @@ class Finder:
         location, offset = reference.location, reference.offset or 0
         nbytes = data_type.nbytes(ref.tensor.dims[:])
         end = offset + nbytes
-        file = self.find(location)
+        file = self.file(location)
         if file is None:
-            if self.elsewhere is not None:
+            if self.find_in_archive is not None:
                 with contextlib.suppress(ArchiveFormatError):  # reported as a missing file
-                    return self.elsewhere(ref)
+                    return self.find_in_archive(ref)
             raise _MissingFileError(
                 f"the data file {location!r}, of {end} bytes or more, is missing; copy this file "
                 "along with the model",

@@ -94,8 +94,8 @@ class SourceReader:
         tree: The directory in which the model was found, out of which no link in its path may lead,
             unless `follow_links` allows it; None for a model that the caller has named.
         temporary: The directory for temporary files; None for the system's.
-        elsewhere: Called if the location of a tensor names no file; returns the tensor's bytes or
-            raises ArchiveFormatError.
+        find_in_archive: Called if the location of a tensor names no file; returns the tensor's
+            bytes or raises ArchiveFormatError.
     """
 
     verify_checksum: bool = False
@@ -104,7 +104,7 @@ class SourceReader:
     size_threshold: int | None = None
     tree: str | None = None
     temporary: str | None = None
-    elsewhere: Callable[[TensorRef], Data] | None = None
+    find_in_archive: Callable[[TensorRef], Data] | None = None
 
     def require_in_tree(self, file: MappedFile) -> None:
         """Refuses the open file of a model outside `tree`, before anything of it is read."""
@@ -129,7 +129,7 @@ class SourceReader:
             raise ArchiveFormatError(
                 "the directory of the model was replaced while the model was opened; try again"
             )
-        (source,) = files.sources([file])
+        (source,) = files.read_models([file])
         source.compiled = files.look_for(source.compiled)
         source.directory = root.path
         source.files = (file.path, *_paths(root, files))
@@ -138,7 +138,7 @@ class SourceReader:
     def read_remote(self, model: memoryview, open_file: Callable[[str], File | None]) -> Source:
         """The source in a copy of a remote `.onnx`, whose data files `open_file` opens."""
         files = self._finder(open_file)
-        (source,) = files.sources([MemoryFile(model)])
+        (source,) = files.read_models([MemoryFile(model)])
         if self.other_files:
             source.warnings += (_NOT_SEARCHED,)
         source.compiled = tuple(
@@ -222,19 +222,19 @@ class SourceReader:
         return root
 
     def _finder(self, open_file: Callable[[str], File | None]) -> Finder:
-        return Finder(open_file, self.verify_checksum, self.size_threshold, self.elsewhere)
+        return Finder(open_file, self.verify_checksum, self.size_threshold, self.find_in_archive)
 
     def _whole(self, files: Finder, name: str, names: list[str]) -> Source:
         """The source of the model `name`; further models and assets are found in `names`."""
         further_names = _further_models(names, name)
-        source, *further = files.sources([*map(files.listed, (name, *further_names))])
+        source, *further = files.read_models([*map(files.listed_file, (name, *further_names))])
         source.further = dict(zip(map(keys.model_id, further_names), further, strict=True))
         binaries = [binary for model in (source, *further) for binary in model.compiled]
         assets = [path for path in names if path.startswith(ASSET_PREFIX)]
         assets = [path for path in assets if path not in files.found]
         keys.check_names([*assets, MODEL_PROTO], Strict())
         source.assets = {
-            path.removeprefix(ASSET_PREFIX): Range.whole(files.listed(path)) for path in assets
+            path.removeprefix(ASSET_PREFIX): Range.whole(files.listed_file(path)) for path in assets
         }
         # Looked for after the assets were listed, of which some may be these files. Those of the
         # further models are in the same folder.
@@ -371,7 +371,7 @@ def _add_others(
                 f"{path!r} and {ASSET_PREFIX + path!r} are both the asset {path!r}; remove one of "
                 "them"
             )
-        source.assets[path] = Range.whole(files.listed(name))
+        source.assets[path] = Range.whole(files.listed_file(name))
         source.others += (path,)
     source.left_out = tuple(left_out)
     asset_names = [ASSET_PREFIX + path for path in source.assets]

@@ -121,13 +121,15 @@ def write_entries(
     copied_size = MAX_COPIED_NBYTES if jobs > 1 else READ_SIZE
     batches = [*_batches(items)]
     sizes = [batch[0].data.nbytes if len(batch) == 1 else 0 for batch in batches]
-    fetch_all = partial(fetch, copied_size=copied_size, spool=partial(spool, directory=temporary))
+    read_batches = partial(
+        read_batch, copied_size=copied_size, spool=partial(spool, directory=temporary)
+    )
 
     def get(batch: Sequence[Item]) -> list[Fetched] | None:
         """Fetches a batch; None if it may be cloned, so that it need not be read."""
         if cloner is not None and cloner.may_clone(batch[0].data):
             return None
-        return fetch_all(batch)
+        return read_batches(batch)
 
     with contextlib.closing(threads.in_order(batches, sizes, get, jobs)) as fetched:
         for batch in batches:
@@ -135,7 +137,7 @@ def write_entries(
             if parts is None and cloner is not None:
                 if _add_cloned(batch[0], target, counter, cloner):
                     continue
-                parts = fetch_all(batch)
+                parts = read_batches(batch)
             assert parts is not None
             for item, (nbytes, crc, pieces, is_verified) in zip(batch, parts, strict=True):
                 target.add(
@@ -181,7 +183,7 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-def fetch(
+def read_batch(
     batch: Sequence[Item], copied_size: int = READ_SIZE, spool: Spool = spool
 ) -> list[Fetched]:
     """Gets the data and CRC-32 of one entry, or of several small ones.

@@ -33,7 +33,7 @@ from onnxarchive.writing.plan import (
 )
 from onnxarchive.writing.sharing import SharedEntries
 from onnxarchive.writing.tensor_data import elements_of
-from onnxarchive.writing.write import fetch, write_entries
+from onnxarchive.writing.write import read_batch, write_entries
 from onnxarchive.zipformat import layout
 from onnxarchive.zipformat.writer import ZipWriter
 
@@ -168,7 +168,7 @@ class Writer(Closing):
         ref = TensorRef((("given", None),), tensor)
         item = Item(name, data, ref)
         # Refuses its elements before anything is changed.
-        ((nbytes, crc, pieces, is_verified),) = fetch([item])
+        ((nbytes, crc, pieces, is_verified),) = read_batch([item])
         key = self._keys.assign(name)
         tensors.set_location(tensor, key)
         with closing_on_error(self):

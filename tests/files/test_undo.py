@@ -157,18 +157,18 @@ def test_an_interrupted_edit_is_found_and_rolled_back_twice(
     for phase in ("log complete", "new end complete"):
         path.write_bytes(interrupted.states[phase])
         with MappedFile(path, is_writable=True) as file:
-            edit = undo.find(file)
+            edit = undo.unfinished_edit(file)
             assert places(edit) == (offset, len(OLD), interrupted.copy_offset)
             assert edit is not None
             assert edit.end_nbytes == len(OLD) - offset
             undo.restore(edit)
             assert file.size == len(OLD)
             assert path.read_bytes() == OLD
-            assert undo.find(file) is None
+            assert undo.unfinished_edit(file) is None
         path.write_bytes(interrupted.states[phase])
         with MappedFile(path, is_writable=True) as file:
             os.pwrite(file.fileno(), OLD[offset:], offset)  # as if it were killed here
-            again = undo.find(file)
+            again = undo.unfinished_edit(file)
             assert again is not None
             assert places(again) == places(edit)
             undo.restore(again)
@@ -184,7 +184,7 @@ def test_the_file_before_an_interrupted_edit_is_read_wherever_it_lies(
         path.write_bytes(content)
         with MappedFile(path) as file:
             is_logged = content.endswith(interrupted.log)
-            edit = undo.find(file) if is_logged else undo.find_torn(file, 4, len(OLD))
+            edit = undo.unfinished_edit(file) if is_logged else undo.find_torn(file, 4, len(OLD))
             assert edit is not None, phase
             assert edit.size == len(OLD)
             for offset, nbytes in itertools.product(range(13), range(13)):
@@ -194,7 +194,7 @@ def test_the_file_before_an_interrupted_edit_is_read_wherever_it_lies(
 def require_none(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with MappedFile(path) as file:
-        assert undo.find(file) is None
+        assert undo.unfinished_edit(file) is None
         assert undo.find_torn(file, 4, len(OLD)) is None
 
 
@@ -265,7 +265,7 @@ def test_a_file_that_is_truncated_while_its_log_is_looked_for_has_none(
     with MappedFile(path, is_writable=True) as file:
         for size in range(file.size):
             os.ftruncate(file.fileno(), size)
-            assert undo.find(file) is None
+            assert undo.unfinished_edit(file) is None
             assert undo.find_torn(file, 4, len(OLD)) is None
             path.write_bytes(OLD + (logged(OLD, 4) if has_log else bytes(200)))
 
@@ -273,7 +273,7 @@ def test_a_file_that_is_truncated_while_its_log_is_looked_for_has_none(
 def test_a_file_that_is_truncated_while_it_is_rolled_back_is_left_as_it_is_then(path: Path) -> None:
     path.write_bytes(OLD + logged(OLD, 4))
     with MappedFile(path, is_writable=True) as file:
-        edit = undo.find(file)
+        edit = undo.unfinished_edit(file)
         assert edit is not None
         path.write_bytes(b"another")
         with pytest.raises(ArchiveError, match="expected 6 bytes of an undo log, found 0"):
@@ -482,7 +482,7 @@ def test_a_hostile_log_gives_an_archive_back_or_changes_nothing(
         require_recovered(path, RECOVERED[kind](archive))
         return
     with MappedFile(path) as file:
-        is_complete = undo.find(file) is not None
+        is_complete = undo.unfinished_edit(file) is not None
     require_refused(path, is_unfinished=is_complete)
     require_left(path)
     with pytest.raises(ArchiveError) as refused:
@@ -685,7 +685,7 @@ def test_a_log_of_a_larger_end_than_archives_have_is_neither_used_nor_read(path:
         file.seek(0, os.SEEK_END)
         file.write(trailer(b"", 4, TIB))
     with MappedFile(path) as found:
-        assert undo.find(found) is None
+        assert undo.unfinished_edit(found) is None
         assert undo.find_torn(found, 4, TIB - 4096) is None
     require_refused_unread(path)
 

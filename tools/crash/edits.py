@@ -330,7 +330,7 @@ class Scene:
         with MappedFile(self.path) as file, file.locked(is_exclusive=False, timeout=0):
             if file.lock_failure is not None or ends_whole(self.path):
                 return ELSEWHERE  # or the other writer holds the lock
-            return LOG if undo.find(file) is None else NEW_END
+            return LOG if undo.unfinished_edit(file) is None else NEW_END
 
     # Checks
 
