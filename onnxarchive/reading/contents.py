@@ -282,8 +282,7 @@ class Contents:
     def parts(self, name: str, ranges: Sequence[tuple[int, int]]) -> memoryview:
         """Ranges (offset and size) of an entry's data, joined in a copy; compares no CRC-32.
 
-        The entry's local header is compared first. No other bytes are read, except that `File.read`
-        of a remote file may read up to the end of the file.
+        The entry's local header is compared first. No other bytes are read.
 
         Raises:
             ArchiveFormatError: The file has become shorter.
@@ -291,12 +290,17 @@ class Contents:
         number, entry = self.entries.index_of[name], self.entries[name]
         if not self._verified[number]:
             header_size = entry.data_offset - entry.header_offset
+            # Unlike this, `File.read` of a remote file may read up to the end of the file.
             (header,) = self.file.read_ranges([(entry.header_offset, header_size)])
             record = self.directory.records[number]
             check_local_header(bytes(header), entry, record, self.strict)
             self._verified[number] = 1
         begin, expected = entry.data_offset, sum(nbytes for _, nbytes in ranges)
-        data = b"".join(self.file.read_ranges((begin + offset, size) for offset, size in ranges))
+        copies = self.file.read_ranges((begin + offset, size) for offset, size in ranges)
+        if len(ranges) == 1:
+            (data,) = copies  # not copied again
+        else:
+            data = memoryview(b"".join(copies))
         if len(data) != expected:
             message = f"expected {expected} bytes of its data, found {len(data)}"
             raise ArchiveFormatError(
@@ -304,7 +308,7 @@ class Contents:
                 entry=name,
                 path=self.path,
             )
-        return memoryview(data)
+        return data
 
     def pieces(self, name: str) -> Iterator[memoryview]:
         """Yields the data of an entry in pieces, read from the file.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,13 +110,18 @@ class TensorSlice:
             try:
                 if isinstance(item, bool | np.bool_ | np.ndarray):
                     raise TypeError
-                items[position] = operator.index(item)
+                items[position] = number = operator.index(item)
             except TypeError:
                 raise TypeError(
                     f"{tensor}: expected integers, slices, `...` and None as index, found "
                     f"{type(item).__name__}; to index with arrays, lists or booleans, take the "
                     "array by `[...]`, then index"
                 ) from None
+            if not -sys.maxsize <= number <= sys.maxsize:  # numpy says that it is no integer
+                raise IndexError(
+                    f"{tensor}: expected an index within the shape {quoted(self.shape)}, found an "
+                    f"integer of {number.bit_length()} bits"
+                )
         try:
             np.broadcast_to(False, self.shape)[tuple(items)]  # takes no memory
         except (IndexError, TypeError, ValueError) as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import io
 import random
+import tempfile
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,21 @@ def test_a_copied_part_keeps_nothing_else_in_memory(kind: str, tmp_path: Path) -
         assert archive.get_slice("n")[:4].base is None
 
 
+def test_rows_that_are_read_are_not_copied_again(counted: Counted) -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(counted.web.files[PATH])
+        with onnxarchive.open(file) as archive:
+            part = archive.get_slice("w")
+            part[0]
+            tracemalloc.start()
+            try:
+                rows = part[:1000]
+                _, peak = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+    assert rows.nbytes <= peak < 1.1 * rows.nbytes
+
+
 # Indexes that are refused
 
 
@@ -206,6 +223,8 @@ def test_arrays_lists_and_booleans_are_refused_with_what_to_do(
         ((0, -4), IndexError, "index -4 is out of bounds for axis 1 with size 3"),
         ((0, 0, 0), IndexError, "too many indices"),
         ((..., 0, ...), IndexError, "single ellipsis"),
+        (1 << 70, IndexError, "within the shape [4, 3], found an integer of 71 bits"),
+        ((0, -(1 << 70)), IndexError, "within the shape [4, 3], found an integer of 71 bits"),
         (slice(0, 4, 0), ValueError, "slice step cannot be zero"),
         (slice(0.0, 4), TypeError, "slice indices must be integers"),
     ],
