@@ -102,12 +102,12 @@ SLOWLY = """
 import sys, time
 import onnxarchive
 from onnxarchive.cli import main
-from onnxarchive.remote import writing
-write = writing._StoreWriter.write
+from onnxarchive.remote import uploads
+write = uploads._StoreWriter.write
 def slowly(self, data):
     time.sleep(0.2)
     return write(self, data)
-writing._StoreWriter.write = slowly
+uploads._StoreWriter.write = slowly
 sys.exit(main(sys.argv[1:]))
 """
 

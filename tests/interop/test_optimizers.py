@@ -644,9 +644,9 @@ def _set_data_of_a_wrong_location(model: onnx.ModelProto) -> None:
     [
         (
             lambda model: setattr(model.graph.initializer[2], "raw_data", bytes(16384)),
-            r"tensor 'dead_w' .*found raw_data; to store .*, clear external_data",
+            r"tensor 'dead_w' .*EXTERNAL, in raw_data; to store .*, clear external_data",
         ),
-        (_set_data_of_a_wrong_location, r"tensor 'dead_w' .*found raw_data; to store"),
+        (_set_data_of_a_wrong_location, r"tensor 'dead_w' .*EXTERNAL, in raw_data; to store"),
         (_point_elsewhere, r"tensor 'dead_w' .*expected a key .*found 'nowhere'"),
         (
             lambda model: model.graph.initializer[2].dims.__setitem__(0, 65),
