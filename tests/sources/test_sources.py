@@ -27,6 +27,7 @@ from written import contents, converted, write_model, zipped
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError
+from onnxarchive.errors import quoted
 
 
 def _loaded(path: Path) -> onnx.ModelProto:
@@ -374,7 +375,7 @@ def test_data_outside_the_directory_of_the_model_is_refused(
     location = location.format(models=models)
     message = _problem(tmp_path, external(raw_tensor("layer/w"), location))
     assert "'layer/w'" in message
-    assert repr(location) in message
+    assert quoted(location) in message
 
 
 @pytest.mark.parametrize(
