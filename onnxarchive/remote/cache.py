@@ -160,7 +160,9 @@ def _require_digest(
     if found is None:
         found = sha256_of(copy)
         if copy.is_at(path):  # else the description is that of another file
-            _describe(path, remote, found)
+            # A cache that can only be read: the copy is compared again the next time.
+            with contextlib.suppress(OSError, LockedError):
+                _describe(path, remote, found)
     command = f"onnxarchive cache clear --cache-dir {shlex.quote(os.path.dirname(path))}"
     remedy = f"compare the digest with that of the publisher; '{command}' removes this copy"
     require_digest(sha256, found, remote.path, remedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -139,6 +140,24 @@ def test_a_copy_that_was_cached_without_a_digest_is_compared_and_stays(
     assert command is not None
     assert run(*command[1].split()) == 0
     assert files_below(directory) == set()
+
+
+def test_a_copy_in_a_cache_that_can_only_be_read_is_compared_each_time(
+    url: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxarchive.open(url, cache=directory).close()
+
+    def refuse(path: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(cache, "Replacement", refuse)
+    for _ in range(2):
+        onnxarchive.open(url, cache=directory, sha256=DIGEST).close()
+        with pytest.raises(ChecksumError, match=MISMATCH):
+            onnxarchive.open(url, cache=directory, sha256=WRONG)
+    flip_byte(copy_in(directory), 1000)
+    with pytest.raises(ChecksumError, match=f"expected the SHA-256 {DIGEST}, found"):
+        onnxarchive.open(url, cache=directory, sha256=DIGEST)
 
 
 def test_a_damaged_copy_does_not_have_the_digest(url: str, directory: Path) -> None:
