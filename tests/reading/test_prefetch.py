@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
     """An archive with a large tensor of other bytes in each page."""
     written = tmp_path / "model.onnxa"
     with onnxarchive.Writer(written) as writer:
-        writer.add("w", np.arange(NBYTES // 8))
+        writer.add("w", np.arange(NBYTES // 8, dtype=np.int64))
         writer.finish(onnx.ModelProto(ir_version=10, graph=onnx.GraphProto(name="g")))
     return written
 
