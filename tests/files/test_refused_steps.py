@@ -17,8 +17,8 @@ import onnx
 import public_calls
 import pytest
 from models import model_of, raw_tensor
-from obstore.store import MemoryStore
 from remote_files import opened
+from versions import object_store
 from written import contents
 
 import onnxarchive
@@ -218,7 +218,7 @@ def test_names_of_255_bytes_are_read_extracted_and_cached(
     onnxarchive.convert(folder, tmp_path / "again.onnxa")
     assert main(["convert", str(path), "--output-dir", str(tmp_path / "out")]) == 0
     assert os.listdir(tmp_path / "out") == [name]
-    store = MemoryStore()
+    store = object_store("MemoryStore")
     store.put(name, path.read_bytes())
     with onnxarchive.open(name, store=store, cache=tmp_path / "cache") as cached:
         assert len(cached.tensors) == 3

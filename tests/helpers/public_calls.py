@@ -11,7 +11,7 @@ import edits
 import numpy as np
 import onnx
 from models import runnable_model
-from obstore.store import LocalStore
+from versions import object_store
 from written import contents, zipped
 
 import onnxarchive
@@ -42,7 +42,7 @@ WRITES: dict[str, Callable[..., object]] = {
         source, target, lambda model: model, weights="loaded"
     ),
     "download": lambda source, target: onnxarchive.download(
-        source.name, target, store=LocalStore(source.parent)
+        source.name, target, store=object_store("LocalStore", source.parent)
     ),
 }
 
@@ -102,7 +102,7 @@ CALLS: dict[str, Callable[[Path], object]] = {
     "extract into a directory": lambda it: onnxarchive.extract(it / "m.onnxa", it / "empty"),
     "check_link": lambda it: onnxarchive.check_link(it / "l.onnx"),
     "open with a cache": lambda it: onnxarchive.open(
-        "m.onnxa", store=LocalStore(it), cache=it / "cache"
+        "m.onnxa", store=object_store("LocalStore", it), cache=it / "cache"
     ).close(),
     "edit": lambda it: edits.document(it / "m.onnxa"),
     "edit in place": edits.in_place(lambda it: edits.document(it / "m.onnxa")),

@@ -12,8 +12,8 @@ import fsspec
 import numpy as np
 import onnx
 from models import mixed_model, model_of, raw_tensor
-from obstore.store import MemoryStore
 from onnx import numpy_helper
+from versions import object_store
 from web_server import Answer, Request, WebServer
 from written import saved
 
@@ -103,7 +103,7 @@ def _cached(data: bytes, folder: Path, web: WebServer) -> tuple[Any, dict[str, A
 
 
 def _store(data: bytes, *_: object) -> tuple[Any, dict[str, Any]]:
-    store = MemoryStore()
+    store = object_store("MemoryStore")
     store.put("models/m.onnxa", data)
     return "models/m.onnxa", {"store": store}
 

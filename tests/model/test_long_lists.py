@@ -19,6 +19,7 @@ from hypothesis import given, settings, strategies as st
 from onnx import AttributeProto, TensorProto, helper
 from outcomes import count_outcome, requires_outcomes
 from plain_wire import I32, I64, LEN, VARINT, MalformedError, varint
+from versions import needs_compiled_parser
 
 import onnxarchive
 from onnxarchive.errors import ArchiveFormatError
@@ -331,6 +332,7 @@ def export(folder: Path) -> None:
     [convert, open_and_close, edit, edit_model, check, link, export],
     ids=lambda it: it.__name__,
 )
+@needs_compiled_parser
 def test_values_of_a_forest_take_no_step_of_python_each(
     act: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

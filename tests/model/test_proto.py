@@ -25,6 +25,7 @@ from models import (
 )
 from onnx import TensorProto
 from outcomes import count_outcome, requires_outcomes
+from versions import needs_compiled_parser
 
 from onnxarchive.errors import ArchiveFormatError, Report, Strict
 from onnxarchive.model import dtypes, proto, tensors, walking
@@ -87,6 +88,7 @@ def test_bytes_of_another_kind_are_no_model(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("depth", [*range(32, 37), 300])
+@needs_compiled_parser
 def test_a_model_that_protobuf_could_not_parse_is_not_serialized(depth: int) -> None:
     # protobuf writes deeper than it reads
     model = nested_model(depth)
@@ -428,6 +430,7 @@ def test_changed_bytes_of_a_model_are_found_as_without_the_fast_path() -> None:
         ({"b": "3"}, [("b", "3")]),
     ],
 )
+@needs_compiled_parser
 def test_metadata_that_stay_are_left_as_they_are(
     pairs: dict[str, str], expected: list[tuple[str, str | bytes]]
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from google.protobuf.message import DecodeError, EncodeError
 from models import full_model, model_of, raw_tensor
 from processes import completed
+from versions import needs_compiled_parser
 
 import onnxarchive
 from onnxarchive.errors import ArchiveFormatError
@@ -46,6 +47,7 @@ for room in range(4, 100, 8):
         ("link m.onnxa l.onnx", "protobuf cannot serialize the model"),
     ],
 )
+@needs_compiled_parser
 def test_a_lack_of_memory_is_no_fault_of_a_model(call: str, expected: str, tmp_path: Path) -> None:
     weights = [raw_tensor(f"w{number}", dims=(1 << 18,)) for number in range(16)]
     onnxarchive.save(model_of(*weights), tmp_path / "m.onnxa", size_threshold=1 << 30)
@@ -56,6 +58,7 @@ def test_a_lack_of_memory_is_no_fault_of_a_model(call: str, expected: str, tmp_p
     assert {error.partition(":")[0] for error in errors} <= {"MemoryError", "OSError"}, errors
 
 
+@needs_compiled_parser
 def test_a_message_that_is_well_formed_lacked_memory_if_protobuf_refuses_it() -> None:
     data = full_model().SerializeToString()
     refuse = patch.object(onnx.ModelProto, "FromString", side_effect=DecodeError("refused"))

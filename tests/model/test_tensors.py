@@ -25,6 +25,7 @@ from models import (
     typed,
 )
 from onnx import TensorProto
+from versions import needs_compiled_parser
 
 from onnxarchive.errors import ArchiveFormatError, Strict, quoted
 from onnxarchive.model import tensors, walking
@@ -70,6 +71,7 @@ def test_the_way_to_a_tensor_leads_to_it_and_to_no_other() -> None:
         assert walking.at(model, ref.path) is ref.tensor
 
 
+@needs_compiled_parser
 def test_the_walk_and_the_copy_need_no_stack() -> None:
     model = nested_model(700)
     found = list(tensors.walk(model))
@@ -353,6 +355,7 @@ def test_a_further_key_of_external_data_may_be_allowed_once() -> None:
     ],
     ids=repr,
 )
+@needs_compiled_parser
 def test_external_data_that_is_not_utf_8_is_checked_by_its_bytes(
     pair: bytes, rules: list[str]
 ) -> None:
@@ -366,6 +369,7 @@ def test_external_data_that_is_not_utf_8_is_checked_by_its_bytes(
     assert collected.rules == rules
 
 
+@needs_compiled_parser
 def test_a_location_that_is_not_utf_8_keeps_its_bytes() -> None:
     tensor = TensorProto(name="w", data_location=TensorProto.EXTERNAL)
     tensor.external_data.add().MergeFromString(b"\x0a\x08location\x12\x02k\xff")
@@ -375,6 +379,7 @@ def test_a_location_that_is_not_utf_8_keeps_its_bytes() -> None:
     assert found.location.encode(errors="surrogateescape") == b"k\xff"
 
 
+@needs_compiled_parser
 def test_a_name_that_is_not_utf_8_can_be_printed() -> None:
     damaged = raw_tensor("MARK").SerializeToString().replace(b"MARK", b"M\xffRK")
     ref = _ref(TensorProto.FromString(damaged))

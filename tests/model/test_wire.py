@@ -30,6 +30,7 @@ from onnx import (
 from outcomes import count_outcome, requires_outcomes
 from plain_wire import varint
 from processes import completed
+from versions import needs_compiled_parser
 
 from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.model import walking, weights, wire
@@ -329,7 +330,10 @@ SEEDS = seed_models()
 
 
 def test_every_model_of_the_onnx_backend_tests_is_seen_as_protobuf_sees_it() -> None:
-    paths = sorted(Path(onnx.__file__).parent.glob("backend/test/data/**/*.onnx"))
+    folder = Path(onnx.__file__).parent / "backend" / "test" / "data"
+    if not folder.exists():  # Debian's package
+        pytest.skip("onnx is installed without its test data")
+    paths = sorted(folder.rglob("*.onnx"))
     assert len(paths) > 100
     for path in paths:
         data = path.read_bytes()
@@ -380,6 +384,7 @@ def test_a_model_is_well_formed_if_protobuf_parses_it(data: bytes) -> None:
 
 
 @requires_outcomes(read=10, refused=10)
+@needs_compiled_parser
 def test_packed_numbers_are_well_formed_if_protobuf_parses_them() -> None:
     payloads = [b"", b"\1", b"\x80", b"\1\x80", b"\x80" * 9 + b"\1", b"\x80" * 10 + b"\1"]
     payloads += [b"\xff" * 9 + b"\x7f", b"\xff" * 10, b"abcd", b"abcdefg", b"abcdefgh"]
@@ -639,6 +644,7 @@ MALFORMED: dict[str, tuple[bytes, int, str]] = {
 
 
 @pytest.mark.parametrize("case", MALFORMED)
+@needs_compiled_parser
 def test_a_malformed_model_is_refused_with_its_offset(case: str) -> None:
     data, offset, expected = MALFORMED[case]
     with pytest.raises(ArchiveFormatError, match=expected) as caught:
@@ -692,6 +698,7 @@ def test_a_tensor_beyond_the_last_level_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("depth", "groups"), [(1, 99), (1, 100), (99, 1), (99, 2)])
+@needs_compiled_parser
 def test_groups_count_as_levels(depth: int, groups: int) -> None:
     leaf = varint(99 << 3 | START_GROUP) * groups + varint(99 << 3 | END_GROUP) * groups
     data = nested(depth, leaf)
@@ -915,6 +922,7 @@ def test_a_tensor_without_an_external_location_is_not_filled(tensor: bytes) -> N
     assert b"".join(fill(data, unexpected)) == data
 
 
+@needs_compiled_parser
 def test_a_location_that_is_not_utf_8_is_refused() -> None:
     with pytest.raises(ArchiveFormatError, match="UTF-8"):
         fill(model_of(external_tensor(b"\xff")), lambda _: None)

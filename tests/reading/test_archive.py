@@ -40,6 +40,7 @@ from models import (
 from onnx import TensorProto, numpy_helper
 from processes import at_once
 from steps import steps
+from versions import needs_compiled_parser
 
 import onnxarchive
 from onnxarchive import (
@@ -344,6 +345,7 @@ def test_an_initializer_that_was_removed_in_memory_is_no_tensor(branches: Archiv
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="/proc tells the memory")
+@needs_compiled_parser
 def test_opening_keeps_no_object_for_each_initializer_of_a_subgraph(path: Path) -> None:
     model = model_of()
     branch = onnx.GraphProto(initializer=[TensorProto()] * 100_000)

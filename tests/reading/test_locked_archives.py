@@ -18,7 +18,7 @@ import pytest
 from edits import add_asset, document, replace_model
 from interruptions import PHASES, Interrupted, interrupt
 from models import documented_model, runnable_model
-from obstore.store import LocalStore
+from versions import object_store
 
 import onnxarchive
 from onnxarchive import LockedError, UnfinishedEditError
@@ -106,7 +106,7 @@ CHANGING: dict[str, Callable[[Path], object]] = {
     ),
     "infer_shapes": replace_shapes,
     "download": lambda path: onnxarchive.download(
-        "other.onnxa", path, store=LocalStore(path.parent)
+        "other.onnxa", path, store=object_store("LocalStore", path.parent)
     ),
     "recover": onnxarchive.recover,
     "edit": document,

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from models import flip_byte, model_of, raw_tensor
 from onnx import TensorProto
+from versions import NO_OBSTORE
 from web_server import WebServer
 
 import onnxarchive
@@ -120,6 +121,7 @@ def test_tables_in_notebooks_read_no_weight_and_no_asset(path: Path) -> None:
 
 
 def test_the_tables_of_a_remote_archive_read_no_tensor(path: Path, web: WebServer) -> None:
+    pytest.importorskip("obstore", reason=NO_OBSTORE)
     onnxarchive.save(model_of(raw_tensor("w", dims=(100_000,))), path, models={}, assets={})
     web.files["/m.onnxa"] = path.read_bytes()
     with onnxarchive.open(web.url("/m.onnxa")) as archive:

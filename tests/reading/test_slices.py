@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 import pytest
 from models import NUMBERS, break_local_header, model_of, nested_model, raw_tensor
-from obstore.store import MemoryStore
 from onnx import TensorProto, numpy_helper
 from remote_archives import PATH, an_archive, arrays_of, with_byte_flipped
+from versions import object_store
 from web_server import Answer, WebServer
 from written import saved
 
@@ -63,7 +63,7 @@ def _opened(data: bytes, kind: str, folder: Path) -> onnxarchive.Archive:
         (folder / "m.onnxa").write_bytes(data)
         return onnxarchive.open(folder / "m.onnxa")
     if kind == "store":
-        store = MemoryStore()
+        store = object_store("MemoryStore")
         store.put("m.onnxa", data)
         return onnxarchive.open("m.onnxa", store=store)
     return onnxarchive.open(io.BytesIO(data) if kind == "BytesIO" else data)

@@ -17,8 +17,8 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from interruptions import PHASES, interrupt
 from models import full_model, further_model, runnable_model
-from obstore.store import MemoryStore
 from several_models import A, B, of, require_loads
+from versions import object_store
 from written import saved
 
 import onnxarchive
@@ -218,7 +218,7 @@ def test_onnx_saves_its_other_formats_over_archives(path: Path) -> None:
 def test_a_save_to_a_store_that_would_lose_assets_or_models_is_refused(
     contents: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
-    store = MemoryStore()
+    store = object_store("MemoryStore")
     onnxarchive.save(of(a=A), "m.onnxa", store=store, **contents[0])
     before = bytes(store.get("m.onnxa").bytes())
     with pytest.raises(ValueError, match=r"m\.onnxa: the archive has .* would lose"):

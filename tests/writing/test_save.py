@@ -34,6 +34,7 @@ from models import (
     typed,
 )
 from onnx import TensorProto
+from versions import needs_compiled_parser
 from written import Target, contents, saved
 
 import onnxarchive
@@ -82,7 +83,8 @@ def test_any_model_is_loaded_equal_and_one_with_raw_tensors_byte_for_byte(
     assert serialized(model) == before
     assert onnxarchive.check(target, full=True) == []
     loaded = onnxarchive.load(target)
-    assert normalised(loaded) == normalised(model)
+    # protobuf's Python parser finds NaNs unequal.
+    assert serialized(normalised(loaded)) == serialized(normalised(model))
     assert not is_raw or serialized(loaded) == before
     with onnxarchive.open(target) as archive:
         stored = [it for it in every_tensor(archive.model) if it.data_location]
@@ -169,6 +171,7 @@ def test_an_external_data_field_that_says_nothing_makes_no_broken_archive(target
 
 
 @pytest.mark.parametrize("field", ["tensor name", "graph name", "doc_string", "producer_name"])
+@needs_compiled_parser
 def test_text_that_is_not_utf_8_is_kept(target: Path, field: str) -> None:
     # protobuf reads and writes such strings of proto2
     model = model_of(raw_tensor("MARK" if field == "tensor name" else "w", dims=(300,)))

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 from models import MEASURE_MEMORY, model_of, run_python
+from versions import needs_compiled_parser
 from written import write_parts
 
 import onnxarchive
@@ -38,6 +39,7 @@ def test_external_tensors_that_go_into_the_model_are_read_together(tmp_path: Pat
 @pytest.mark.parametrize(
     ("function", "load", "most"), [("save", "onnx.load", 1024), ("convert", "str", 1536)]
 )
+@needs_compiled_parser
 def test_a_call_takes_little_memory_for_each_tensor(
     tmp_path: Path, function: str, load: str, most: int
 ) -> None:
