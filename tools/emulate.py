@@ -8,7 +8,8 @@ python3 tools/emulate.py s390x tests/model -k dtypes    only these tests; the wo
 Unpacks packages of Debian into build/roots (some 170 MB each, once; remove the directory to have
 newer ones). Python runs there without zlib-ng, and with protobuf's Python parser. Compares archives
 with tests/format/archive_digests.txt, runs the conformance vectors and the quick tests of `TESTS`,
-gives the vectors to the independent reader in Python, and prints counts and the failed tests.
+gives the vectors to the independent reader in Python, and prints counts and the failed tests. Tests
+that end with the message of a library that is not there, such as obstore, are counted apart.
 
 Needs Linux on x86-64, root, pip, and apt with a mirror of Debian; for s390x also
 `apt-get install qemu-user-static binfmt-support`, with which Linux starts such programs.
@@ -17,6 +18,7 @@ Needs Linux on x86-64, root, pip, and apt with a mirror of Debian; for s390x als
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +55,9 @@ READER = (
     *("python3", "conformance/run.py", "--no-large", "--reader"),
     "python3 -S conformance/readers/python/onnxa_reader.py {archive}",
 )
+OUTCOMES = ("passed", "failed", "skipped", "without")
+# How errors about a library begin that is not installed: the package's, and fsspec's.
+NO_LIBRARY = re.compile(r"ImportError: [\w ]+ (is needed to|requires) ")
 # What is mounted is gone with the process. The checkout can't be changed from the root.
 ENTER = """
 mount --bind "$0" "$0"
@@ -200,13 +205,16 @@ def summary(report: str) -> tuple[str, bool]:
         outcome = "passed"
         if case.find("skipped") is not None:
             outcome = "skipped"
-        if case.find("failure") is not None or case.find("error") is not None:
-            outcome = "failed"
+        failures = [*case.findall("failure"), *case.findall("error")]
+        if failures:
+            lacks = all(NO_LIBRARY.match(it.get("message", "")) for it in failures)
+            outcome = "without" if lacks else "failed"
+        if outcome == "failed":
             failed.append(f"{room}: {case.get('name')}")
         counts.setdefault(room, Counter())[outcome] += 1
-    lines = [f"{'':16} {'passed':>7} {'failed':>7} {'skipped':>7}"]
+    lines = [f"{'':16} {' '.join(f'{outcome:>7}' for outcome in OUTCOMES)}  (a library)"]
     for room, of_room in counts.items():
-        numbers = (f"{of_room[outcome]:>7}" for outcome in ("passed", "failed", "skipped"))
+        numbers = (f"{of_room[outcome]:>7}" for outcome in OUTCOMES)
         lines.append(f"{room:16} {' '.join(numbers)}")
     lines += ["failed:", *sorted(failed)] if failed else []
     return "\n".join(lines), bool(counts) and not failed

@@ -129,8 +129,9 @@ def test_a_part_is_that_of_numpy_for_every_type_shape_and_basic_index(
                 else:
                     _require_same(part[index], expected)
                     compared += 1
-    assert compared > 240 * count
-    assert refused > 4 * count
+    # 240 and 4 of 271 tensors, if onnx has all types.
+    assert compared > 0.88 * len(ARRAYS) * count
+    assert refused > 0.014 * len(ARRAYS) * count
 
 
 @pytest.mark.parametrize("kind", KINDS)
