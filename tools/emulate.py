@@ -56,8 +56,9 @@ READER = (
     "python3 -S conformance/readers/python/onnxa_reader.py {archive}",
 )
 OUTCOMES = ("passed", "failed", "skipped", "without")
-# How errors about a library begin that is not installed: the package's, and fsspec's.
-NO_LIBRARY = re.compile(r"ImportError: [\w ]+ (is needed to|requires) ")
+# How errors about a library begin that is not installed: the package's, and fsspec's; of a test or
+# of its fixtures.
+NO_LIBRARY = re.compile(r'(failed on setup with ")?ImportError: [\w ]+ (is needed to|requires) ')
 # What is mounted is gone with the process. The checkout can't be changed from the root.
 ENTER = """
 mount --bind "$0" "$0"

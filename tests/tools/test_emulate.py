@@ -44,9 +44,10 @@ def test_a_test_that_ends_with_the_message_of_a_missing_library_has_not_failed()
     failure = case.format('<failure message="{}" />')
     missing = "ImportError: ONNX Runtime is needed to run a model, but cannot be imported"
     fsspec = "ImportError: HTTPFileSystem requires &quot;requests&quot; and &quot;aiohttp&quot;"
-    text, is_passed = emulate.summary(report(*map(failure.format, (missing, fsspec))))
+    setup = f"failed on setup with &quot;{missing}"
+    text, is_passed = emulate.summary(report(*map(failure.format, (missing, fsspec, setup))))
     assert is_passed
-    assert text.splitlines()[1].split() == ["reading", "0", "0", "0", "2"]
+    assert text.splitlines()[1].split() == ["reading", "0", "0", "0", "3"]
     for message in ("assert 'ImportError: ORT is needed to' == ''", "ImportError: no ORT", ""):
         assert not emulate.summary(report(PASSED, failure.format(message)))[1]
 
