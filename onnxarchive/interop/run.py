@@ -211,7 +211,8 @@ def _make_session(
             )
     is_archive = True
     if location.path is not None:
-        with location.open() as file:
+        # Of directories, which `convert` takes, this says what they are.
+        with recognised(location.path), location.open() as file:
             is_archive = not file.size or is_zip(file.read(0, 4))
     if model and not is_archive:
         raise ModelNotFoundError(

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from onnxarchive.errors import (
+    AGAIN,
     INTERRUPTED,
     ArchiveError,
     ArchiveFormatError,
@@ -49,6 +50,10 @@ _LOAD_TEXT = (
     "onnxarchive.save(model, 'NEW.onnxa') makes an archive of it"
 )
 _JOIN = "'zip -s 0 NAME.zip --out WHOLE.zip' joins its parts, which have to be in one directory"
+# Names of parts, whose content may be anything: m.z02 of m.zip, and m.zip.002.
+_PART_OF_ZIP = re.compile(r"(?i)\.z\d\d+$")
+_PART_OF_FILE = re.compile(r"\.\d{3}$")
+_CONCATENATE = "'cat NAME.??? > NAME' joins its parts"
 # Fields with which a text format of an ONNX model begins.
 _FIELDS = rb"(ir_?version|opset_?import|producer_?name|graph|doc_?string)"
 _NO_ZEROS = re.compile(rb"[^\0]")
@@ -218,11 +223,24 @@ def kind_of_path(path: str | os.PathLike[str]) -> FileKind | None:
         part = _part(view)
         if part is not None:
             return part
-        if is_zip(view):
-            return _zip(list(read_zip(view, None)[0]), convert)
-        return _kind_of_bytes(view, convert)
+        if not is_zip(view):
+            return _kind_of_bytes(view, convert) or _named_part(os.fsdecode(path))
+        try:
+            names = list(read_zip(view, None)[0])
+        except ArchiveError:
+            return _named_part(os.fsdecode(path))
+        return _zip(names, convert)
     except (OSError, ArchiveError):
         return None
+
+
+def _named_part(path: str) -> FileKind | None:
+    """Recognises a part of a split file by its name; None for other names."""
+    if _PART_OF_ZIP.search(path):
+        return FileKind("a part of a split zip, by its name", _JOIN)
+    if _PART_OF_FILE.search(path):
+        return FileKind("a part of a split file, by its name", _CONCATENATE)
+    return None
 
 
 def _part(view: memoryview) -> FileKind | None:
@@ -247,7 +265,7 @@ def _is_padded(view: memoryview) -> bool:
 
 def _kind_of_bytes(view: memoryview, convert: str) -> FileKind | None:
     """Recognises a file that does not begin like a zip; `convert` is the advice for a model."""
-    kind = _zip_after_stub(view) or _kind_of_file(bytes(view[:HEAD_SIZE]), len(view))
+    kind = _shifted_zip(view) or _kind_of_file(bytes(view[:HEAD_SIZE]), len(view))
     if kind is not None:
         return kind
     if wire.is_model(view):
@@ -320,7 +338,11 @@ def _directory(names: list[str], path: str) -> FileKind:
         return FileKind(f"a directory with {count} models", convert, is_source=True)
     if MODEL_PROTO in names or count:
         return FileKind("a directory with a model", _CONVERT.format(path), is_source=True)
-    return FileKind(f"a directory without a model ({MODEL_PROTO} or *.onnx)", is_source=True)
+    return FileKind(
+        f"a directory without a model ({MODEL_PROTO} or *.onnx)",
+        f"'onnxarchive convert {path} NEW.onnxa' searches the folders below it, too",
+        is_source=True,
+    )
 
 
 def _zip(names: list[str], convert: str) -> FileKind | None:
@@ -356,8 +378,8 @@ def ends_early(missing: int) -> str:
     return f"ends at least {missing:,} {unit} too early; {INTERRUPTED}"
 
 
-def _zip_after_stub(view: memoryview) -> FileKind | None:
-    """A zip with other bytes before its first entry; None if the file is anything else."""
+def _shifted_zip(view: memoryview) -> FileKind | None:
+    """A zip whose entries begin later than it says, or earlier; None for anything else."""
     end = EndRecord.unpack(view, len(view) - EndRecord.SIZE)
     if end is None:
         return None
@@ -366,7 +388,9 @@ def _zip_after_stub(view: memoryview) -> FileKind | None:
     if first is None:
         return None
     size = first.header_offset + directory - end.directory_offset
-    if size <= 0 or LocalHeader.unpack(view, size) is None:
+    if size < 0:
+        return FileKind(f"a zip that lacks {-size:,} bytes before its directory", AGAIN)
+    if size == 0 or LocalHeader.unpack(view, size) is None:
         return None
     return FileKind(
         f"a zip after {size:,} other bytes, such as a self-extracting program",

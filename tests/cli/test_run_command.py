@@ -309,3 +309,12 @@ def test_a_run_that_fails_writes_one_line_and_nothing_else() -> None:
 def test_an_unsafe_archive_is_not_run(archive: Path, capsys: Captured) -> None:
     flip_byte(archive, entry_of(archive, "__MODEL_PROTO").data_offset)
     assert "[ZIP-15]" in error_of(capsys, "run", archive, status=3)
+
+
+def test_run_says_which_command_helps_with_a_directory(capsys: Captured) -> None:
+    Path("hub").mkdir()
+    write_model(Path("hub/m.onnx"), runnable_model())
+    assert error_of(capsys, "run", "hub", status=3) == (
+        "onnxarchive: hub: expected an ONNX archive, found a directory with a model; "
+        "'onnxarchive convert hub NEW.onnxa' makes an archive of it\n"
+    )

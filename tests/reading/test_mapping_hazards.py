@@ -239,6 +239,6 @@ for full in (False, True):
     if kind == "a directory":  # which `recognised` describes
         found = (
             "FILE-1 expected an ONNX archive, found a directory without a model (__MODEL_PROTO or "
-            "*.onnx)\n"
+            f"*.onnx); 'onnxarchive convert {path} NEW.onnxa' searches the folders below it, too\n"
         )
     assert (done.stdout, done.stderr) == (f"FILE-1 {path} True\n" * 2 + found * 2, "")

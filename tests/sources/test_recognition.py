@@ -78,6 +78,17 @@ def _unwritten_zip(path: Path) -> None:
     path.write_bytes(data[: len(data) // 2] + bytes(2 << 20))
 
 
+def _first_half_of_zip(path: Path) -> None:
+    _zip("m.onnx")(path)
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def _last_half_of_zip(path: Path) -> None:
+    _zip("m.onnx")(path)
+    path.write_bytes(path.read_bytes()[20:])
+
+
 def _cut_model(path: Path) -> None:
     data = runnable_model().SerializeToString()
     path.write_bytes(data[: len(data) // 2])
@@ -107,12 +118,14 @@ KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
     "models.zip": (_zip("a.onnx", "b.onnx"), "a plain zip with 2", "unzip", True),
     "renamed.zip": (_zip(f"{MODEL_PROTO}.onnx"), "a plain zip with a model", CONVERT, True),
     "stub.zip": (_stubbed_zip, "a zip after 10 other bytes", "unzip it", False),
+    "m.zip.001": (_first_half_of_zip, "a part of a split file, by its name", "'cat NAME", False),
+    "cut.onnxa": (_last_half_of_zip, "a zip that lacks 20 bytes before its", "download", False),
     "split.zip": (_split_zip, "the last part of a split zip", "'zip -s 0", False),
     "zips.zip": (_zip("a.txt", "in/m.zip"), "a zip with a zip in it, 'in/m.zip'", "unzip", False),
     "archives.zip": (_zip("m.onnxa"), "a zip with an archive in it", "unzip it first", False),
     "unwritten.zip": (_unwritten_zip, "a zip that ends with zeros", "download", False),
     "cut.onnx": (_cut_model, "an ONNX model that ends at least ", "interrupted", False),
-    "folder": (os.mkdir, "a directory without a model", "*.onnx", True),
+    "folder": (os.mkdir, "a directory without a model (__MODEL_PROTO or *.onnx); ", CONVERT, True),
     "photos.zip": (_zip("a.jpg"), "a zip without a model", "*.onnx", True),
     "m.pt": (_zip("m/data.pkl"), "a file of torch.save", EXPORT, False),
     "m.safetensors": (_safetensors, "a safetensors file", EXPORT, False),
@@ -123,6 +136,8 @@ KINDS: dict[str, tuple[Callable[[Path], object], str, str, bool]] = {
         for name, content, kind, help in (
             ("old.pt", OLD_TORCH, "a file of torch.save", "torch.onnx.export"),
             ("m.z01", b"PK\x07\x08PK\3\4", "the first part of a split zip", "'zip -s 0"),
+            ("m.z02", b"\x80\xff\xfe", "a part of a split zip, by its name", "'zip -s 0"),
+            ("m.onnxa.002", b"\x80\xff\xfe", "a part of a split file, by its name", "'cat NAME"),
             ("m.onnx.dvc", b"outs:\n- md5: d8e8\n  path: m.onnx\n", "a DVC pointer", "'dvc pull'"),
             ("wdir.dvc", b"md5: 1f\nouts:\n- size: 1\n", "a DVC pointer", "'dvc pull'"),
             ("m.textproto", TEXT.encode(), "an ONNX model as text", LOAD),
