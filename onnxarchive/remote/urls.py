@@ -25,12 +25,12 @@ _FILE_SCHEME = re.compile("(?i)file:/")  # file:///p, file://localhost/p or file
 
 # Patterns that most processes do not use: `re` compiles each on first use.
 _CHAINED = r"::(?=[A-Za-z][A-Za-z0-9+.\-]*(?:://|::))"
-# Schemes of stores whose keys may have `?` and `#`.
-_KEYED = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
+# Schemes whose keys, or paths in a repository, may have `?` and `#`.
+_KEYED = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
 # Schemes of local files, which have neither a user nor a port.
 _LOCAL = ("file", "local", "memory", "zip", "tar")
 # Schemes whose hosts may have a port, and no other text after a colon.
-_PORTED = (*WEB, *_KEYED, "ftp", "sftp", "hf")
+_PORTED = (*WEB, *_KEYED, "ftp", "sftp")
 _SIX = r"\[[\da-fA-F:.]*\](?::\d*)?(?=[/?#]|$)"  # an IPv6 address, and perhaps a port
 _NO_PORT = r"\A([^\w:]*[^/?#\\:]*):(?!\d*(?:[/?#\\]|$))[^/?#\\]*"
 # Paths that are meant as URLs: a blank or a quote was pasted, too, or pathlib has removed a slash.
@@ -97,11 +97,11 @@ def scheme_of(url: str) -> str:
 def url_without_secrets(url: str) -> str:
     """A URL for messages: without user, password, query and fragment, which may be secret.
 
-    A path is returned unchanged, and so is the key in S3, Google Cloud Storage or Azure, unless it
-    looks like the query of a signed URL. A password may have `/`, `?`, `#` and `@`, and `:` may
-    begin a password or a port: after a `:`, everything up to the last `@` is removed, even if this
-    removes a part of the path. So it is if the host is missing, as in `http:///user@host`; and
-    after a `:`, what is no port becomes `...`.
+    A path is returned unchanged, and so is the key in S3, Google Cloud Storage or Azure and the
+    path in a repository of Hugging Face, unless it looks like the query of a signed URL. A password
+    may have `/`, `?`, `#` and `@`, and `:` may begin a password or a port: after a `:`, everything
+    up to the last `@` is removed, even if this removes a part of the path. So it is if the host is
+    missing, as in `http:///user@host`; and after a `:`, what is no port becomes `...`.
     """
     if "://" not in url:
         return url

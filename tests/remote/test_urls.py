@@ -60,6 +60,8 @@ def test_a_url_begins_with_a_scheme(source: object, is_one: bool) -> None:
         ("memory://bucket/m.onnxa#SECRET", "memory://bucket/m.onnxa"),
         # A key may have any character; but a signature is secret.
         ("s3://bucket/a?b/m@n.onnxa#1", "s3://bucket/a?b/m@n.onnxa#1"),
+        ("hf://me/repo@v1/a?b/m#1.onnxa", "hf://me/repo@v1/a?b/m#1.onnxa"),
+        ("hf://me:SECRET@me/repo/m#1.onnxa", "hf://me/repo/m#1.onnxa"),
         ("s3://me:SECRET@bucket/m?1", "s3://bucket/m?1"),
         ("s3://bucket/m.onnxa?X-Amz-Date=1&X-Amz-Signature=SECRET", "s3://bucket/m.onnxa"),
         ("az://bucket/m.onnxa?sv=1&SIG=SECRET", "az://bucket/m.onnxa"),

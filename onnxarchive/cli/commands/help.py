@@ -19,7 +19,7 @@ Most commands take URLs in place of paths:
 
 An archive is opened in one to four requests. A tensor that is read is verified,
 but the rows of 'cat --rows' are not. Messages leave out what follows '?' or '#', since it
-may be secret, except in keys of s3, gs and az.
+may be secret, except in s3, gs, az and hf.
 
 Options of these commands:
 
