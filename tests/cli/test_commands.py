@@ -262,7 +262,19 @@ def test_check_of_a_zip_of_another_tool_begins_with_advice_and_counts_by_rule(
         f"ZIP-6: entry 'w{index}'" for index in range(3)
     ]
     assert (more, summary) == ("ZIP-6: and 298 more", "301 faults (ZIP-6 301); --json lists them")
-    assert len(result_of(capsys, "check", zipped, status=1)) == 301
+    assert run("check", zipped, "--json") == 1
+    assert len(json.loads(capsys.readouterr().out)) == 301
+
+
+def test_check_as_json_prints_the_advice_as_a_warning(archive: Path, capsys: Captured) -> None:
+    with open(archive, "ab") as file:
+        file.write(b"hello")
+    assert run("check", archive, "--json") == 1
+    output, error = capsys.readouterr()
+    assert [finding["rule"] for finding in json.loads(output)] == ["ZIP-2"]
+    advice = json.loads(error)["warning"]
+    assert advice.startswith(f"{archive}: the archive ends at ")
+    assert f"'onnxarchive recover --cut {shlex.quote(str(archive))}'" in advice
 
 
 def test_check_names_the_kind_of_another_file(

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import onnxarchive
-from onnxarchive.cli.output import DONE, FOUND, fail, say, status_of
+from onnxarchive.cli.output import DONE, FOUND, fail, say, status_of, warn
 from onnxarchive.cli.parser import access, add_command, file_name
 from onnxarchive.cli.terminal import cut, progress_bar
 from onnxarchive.errors import ArchiveError
@@ -74,7 +74,11 @@ def check(arguments: argparse.Namespace) -> int:
             continue
         result += [{"archive": archive, **asdict(finding)} for finding in findings]
         if findings:
-            texts = [*_explanation(source, access(arguments), findings[0]), *_by_rule(findings)]
+            explanation = _explanation(source, access(arguments), findings[0])
+            if arguments.json:  # the list of findings has no place for it
+                for text in explanation:
+                    warn(f"{archive}: {text}")
+            texts = [*explanation, *_by_rule(findings)]
         else:
             texts = [_passed(arguments.full)]
         lines += [f"{archive}: {text}" for text in texts]
