@@ -219,7 +219,8 @@ def _changed(file: File, names: list[str], command: str) -> str:
     if others:
         advice = " leaves out other files, or with --assets keeps them as assets" if command else ""
         return f"another tool wrote {quoted_names(others)} to the archive{convert}{advice}"
-    advice = " makes an archive of what is sound" if command else ""
+    # Entries that were removed leave no trace of their names, and may be tensors.
+    advice = " makes an archive of what is sound, if no tensor was removed" if command else ""
     return f"another tool changed the records of the archive{convert}{advice}"
 
 

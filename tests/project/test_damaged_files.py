@@ -119,6 +119,7 @@ def flipped_directory(whole: bytes) -> bytes:
 
 
 BY_ZIP = "a note by zip"
+REMOVED_BY_ZIP = "a tensor and an asset removed by zip"
 REPEATED = f"convert {FILE} {NEW}"
 ROWS: dict[str, Row] = {
     "bytes after the end": Row(
@@ -156,6 +157,11 @@ ROWS: dict[str, Row] = {
         "another tool changed the records of the archive",
         CONVERT,
         NEW,
+    ),
+    REMOVED_BY_ZIP: Row(
+        changed_by_zip("-d", FILE, "b", "assets/labels.txt"),
+        "another tool changed the records of the archive",
+        "is sound, if no tensor was removed",
     ),
     "stored again": Row(with_files(), "another tool made this zip of the files", CONVERT, NEW),
     "stored again with folders": Row(
@@ -215,7 +221,7 @@ WITH_ZIP = pytest.mark.skipif(shutil.which("zip") is None, reason="zip is not in
 
 
 def parameters() -> list[object]:
-    marks = {BY_ZIP: [pytest.mark.tool, WITH_ZIP]}
+    marks = {name: [pytest.mark.tool, WITH_ZIP] for name in (BY_ZIP, REMOVED_BY_ZIP)}
     return [pytest.param(row, marks=marks.get(name, []), id=name) for name, row in ROWS.items()]
 
 
