@@ -5,7 +5,8 @@ has two files there, whose common name is a hash of the object's identity, and o
 validator and size:
 
 - `NAME.json`: the object's URL and version, written before the download begins; and the SHA-256 of
-  the archive if a caller has compared it, so that the copy is not read again for this,
+  the archive if a caller has compared it, so that the copy is not read again for this (not on file
+  systems without locks),
 - `NAME.onnxa`: the archive. It gets this name when it is complete and verified; before, it is the
   hidden file of a resumable download (see `downloads`), which only one process writes at a time.
 
@@ -156,12 +157,15 @@ def _require_digest(
     """Refuses a copy with another digest; reads it only if the description has no digest yet."""
     found = None
     with contextlib.suppress(FileNotFoundError, ArchiveFormatError):  # removed; no file
-        found = _cached_archive(_json_path(path)).sha256
+        described = _cached_archive(_json_path(path)).sha256
+        if copy.is_at(path):  # else the description is that of another copy
+            found = described
     if found is None:
         found = sha256_of(copy)
-        if copy.is_at(path):  # else the description is that of another file
-            # A cache that can only be read: the copy is compared again the next time.
-            with contextlib.suppress(OSError, LockedError):
+        # In a cache that can only be read, the copy is compared again the next time.
+        with contextlib.suppress(OSError, LockedError), Replacement(path, resumes=True) as download:
+            # No other copy gets this path while the download is locked; without locks, one may.
+            if download.is_resumable and copy.is_at(path):
                 _describe(path, remote, found)
     command = f"onnxarchive cache clear --cache-dir {shlex.quote(os.path.dirname(path))}"
     remedy = f"compare the digest with that of the publisher; '{command}' removes this copy"
@@ -230,8 +234,9 @@ def _open_copy(
             # A copy is verified once, so it has to survive a power failure.
             sync(replacement.file, "choose a cache on another file system")
             # Who completes the copy has described it under the same lock, so a digest of the
-            # description is that of the copy, also if this process is killed.
-            _describe(path, remote, sha256)
+            # description is that of the copy, also if this process is killed. Without locks, two
+            # downloads may each describe the copy of the other.
+            _describe(path, remote, sha256 if replacement.is_resumable else None)
             try:
                 copy = download_object(remote, replacement, read, progress, sha256)
             except ArchiveFormatError:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lock_calls
 import pytest
 import remote_files
 from commands import error_of, output_of, run
@@ -21,7 +22,8 @@ from web_server import Answer, WebServer
 from written import files_below, saved
 
 import onnxarchive
-from onnxarchive import ChecksumError, UnsupportedFeatureError
+from onnxarchive import ChecksumError, LockedError, UnsupportedFeatureError
+from onnxarchive.files.replacement import Replacement
 from onnxarchive.remote import cache, downloads
 
 ARCHIVE = saved(runnable_model())
@@ -147,7 +149,7 @@ def test_a_copy_in_a_cache_that_can_only_be_read_is_compared_each_time(
 ) -> None:
     onnxarchive.open(url, cache=directory).close()
 
-    def refuse(path: str) -> None:
+    def refuse(path: str, **_: object) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
     monkeypatch.setattr(cache, "Replacement", refuse)
@@ -332,6 +334,55 @@ def test_a_copy_that_is_replaced_while_it_is_hashed_leaves_no_record(
     right = hashlib.sha256(remote_files.DATA).hexdigest()
     remote_files.opened(directory, sha256=right).close()
     assert record.read_bytes() == before
+
+
+def test_the_record_of_a_newer_copy_is_not_trusted_for_an_older_one(
+    url: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxarchive.open(url, cache=directory).close()
+    flip_byte(copy_in(directory), 1000)
+    open_copy = cache._open_copy
+
+    def open_and_replace(*arguments: Any) -> Any:
+        copy = open_copy(*arguments)
+        monkeypatch.undo()
+        cache.clear(str(directory))
+        onnxarchive.open(url, cache=directory, sha256=DIGEST).close()
+        return copy
+
+    monkeypatch.setattr(cache, "_open_copy", open_and_replace)
+    with pytest.raises(ChecksumError, match=f"expected the SHA-256 {DIGEST}, found"):
+        onnxarchive.open(url, cache=directory, sha256=DIGEST)
+
+
+def test_a_digest_is_recorded_while_no_download_can_replace_the_copy(
+    url: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnxarchive.open(url, cache=directory).close()
+    copy, describe, described = copy_in(directory), cache._describe, []
+
+    def describe_locked(*arguments: Any) -> None:
+        with pytest.raises(LockedError):
+            Replacement(copy, resumes=True)
+        described.append(arguments[-1])
+        describe(*arguments)
+
+    monkeypatch.setattr(cache, "_describe", describe_locked)
+    onnxarchive.open(url, cache=directory, sha256=DIGEST).close()
+    assert described == [DIGEST]
+    assert files_below(directory) == {copy.name, copy.with_suffix(".json").name}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="calls of POSIX are taken away")
+def test_without_locks_no_digest_is_recorded(
+    url: str, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock_calls.refuse(monkeypatch, errno.ENOSYS)
+    onnxarchive.open(url, cache=directory, sha256=DIGEST).close()
+    onnxarchive.open(url, cache=directory, sha256=DIGEST).close()
+    flip_byte(copy_in(directory), 1000)  # each time, the copy is read
+    with pytest.raises(ChecksumError, match=f"expected the SHA-256 {DIGEST}, found"):
+        onnxarchive.open(url, cache=directory, sha256=DIGEST)
 
 
 # Commands
