@@ -167,7 +167,9 @@ def _require_digest(
             # No other copy gets this path while the download is locked; without locks, one may.
             if download.is_resumable and copy.is_at(path):
                 _describe(path, remote, found)
-    command = f"onnxarchive cache clear --cache-dir {shlex.quote(os.path.dirname(path))}"
+    command = shlex.join(
+        ["onnxarchive", "cache", "clear", remote.path, "--cache-dir", os.path.dirname(path)]
+    )
     remedy = f"compare the digest with that of the publisher; '{command}' removes this copy"
     require_digest(sha256, found, remote.path, remedy)
 

@@ -131,17 +131,20 @@ def test_a_copy_is_read_for_its_digest_once(
 
 
 def test_a_copy_that_was_cached_without_a_digest_is_compared_and_stays(
-    url: str, directory: Path, capsys: Captured
+    web: WebServer, url: str, directory: Path, capsys: Captured
 ) -> None:
     onnxarchive.open(url, cache=directory).close()
     with pytest.raises(ChecksumError, match=MISMATCH) as caught:
         onnxarchive.open(url, cache=directory, sha256=WRONG)
     onnxarchive.open(url, cache=directory, sha256=DIGEST).close()
+    web.files["/other.onnxa"] = OTHER
+    other = web.url("/other.onnxa")
+    onnxarchive.open(other, cache=directory).close()
     assert url in output_of(capsys, "cache", "list", "--cache-dir", directory)
     command = re.search(r"'onnxarchive (cache clear .*)' removes this copy", str(caught.value))
     assert command is not None
     assert run(*command[1].split()) == 0
-    assert files_below(directory) == set()
+    assert [copy.url for copy in cache.cached_archives(str(directory))] == [other]
 
 
 def test_a_copy_in_a_cache_that_can_only_be_read_is_compared_each_time(
@@ -223,6 +226,7 @@ def test_an_interrupted_download_continues_and_is_compared_as_a_whole(
 # What is refused
 
 FORMS: list[Any] = ["", "abc", DIGEST[1:], f"{DIGEST}0", f" {DIGEST}", f"{DIGEST[1:]}g", "٣" * 64]
+FORMS += [f"sha256:{DIGEST}", f"{DIGEST}\n"]
 
 
 @pytest.mark.parametrize("digest", FORMS)
