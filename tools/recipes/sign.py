@@ -12,7 +12,8 @@ The manifest is the one that OpenSSF model signing makes of the unzipped directo
 are files. So this accepts the directory (without --shards, which the command does not read):
 `model_signing verify key DIRECTORY --signature model.sig --public_key public.pem`.
 A reader of ranges compares what it reads: the model, and one tensor; or, with shards of 1 MiB, some
-of its rows. CRC-32s do not show a forged weight: whoever forges it corrects them.
+of its rows. An entry of no bytes has no shard, so shards refuse an archive with one. CRC-32s do not
+show a forged weight: whoever forges it corrects them.
 
 Public in model-signing 1.1 are keys and signing. Half public, and so pinned to one version, are the
 types of a manifest, and the verifier, which gives the manifest. (model-signing imports pyOpenSSL,
@@ -73,8 +74,11 @@ class EntryHashing(model_signing.hashing.Config):  # type: ignore[misc]
             for entry in archive.entries.values():
                 if entry.name == SIGNATURE:
                     continue
+                parts = parts_of(entry, self.method)
+                if not parts:
+                    raise ValueError(f"{entry.name}: it has no bytes, so no shard; sign by files")
                 data = archive.read(entry.name)
-                for name, (begin, end) in parts_of(entry, self.method).items():
+                for name, (begin, end) in parts.items():
                     digest = Digest(algorithm, hashlib.sha256(data[begin:end]).digest())
                     items.append(serialization.new_item(name, digest))
         return Manifest(model_path.stem, items, serialization)
@@ -116,7 +120,7 @@ class SignedArchive:
         """The bytes of an entry or of a range of it, for which whole parts are read."""
         entry, signed = self.entries[name], self._signed.get(name, {})
         parts = parts_of(entry, self._method)
-        if parts.keys() != signed.keys():
+        if not signed or parts.keys() != signed.keys():
             raise ValueError(f"{name}: it was not signed, or with another size")
         end = entry.nbytes if end is None else end
         if entry.nbytes:

@@ -73,7 +73,9 @@ class Signed:
     def __init__(self, directory: Path, method: dict[str, Any]) -> None:
         self.path, self.signature = directory / "m.onnxa", directory / "model.sig"
         model = model_of(*(numpy_helper.from_array(weight(it), f"w{it}") for it in range(2)))
-        onnxarchive.save(model, self.path, models={"other": model}, assets=ASSETS)
+        # An entry of no bytes has no shard.
+        assets = {name: it for name, it in ASSETS.items() if it or method is sign.FILES}
+        onnxarchive.save(model, self.path, models={"other": model}, assets=assets)
         self.private, self.public = make_keys(directory)
         self.method = method
         self.sign()
@@ -195,6 +197,7 @@ def change_model(edit: onnxarchive.Edit) -> None:
     [
         (change_model, r"__MODEL_PROTO\S*: it was (changed|not signed)"),
         (lambda edit: edit.assets.update({"new": b"x"}), "assets/new: it was not signed"),
+        (lambda edit: edit.assets.update({"new": b""}), "assets/new: it was not signed"),
         (lambda edit: edit.assets.update({"empty": b"x"}), "assets/empty: it was (changed|not)"),
         (lambda edit: edit.assets.update({"labels.txt": b""}), "labels.txt: it was (changed|not)"),
         (lambda edit: edit.assets.pop("labels.txt"), "labels.txt: it was signed, and is missing"),
@@ -207,6 +210,18 @@ def test_changed_metadata_and_assets_are_refused(
         change(edit)
     assert onnxarchive.check(signed.path, full=True) == []
     refused(signed.open().verify, message)
+
+
+def test_an_entry_of_no_bytes_is_signed_by_files_alone(tmp_path: Path) -> None:
+    signed = Signed(tmp_path, sign.FILES)
+    with onnxarchive.edit(signed.path) as edit:
+        del edit.assets["empty"]
+    refused(signed.open().verify, "assets/empty: it was signed, and is missing")
+    with onnxarchive.edit(signed.path) as edit:
+        edit.assets["empty"] = b""
+    signed.open().verify()
+    signed.method = sign.SHARDS
+    refused(signed.sign, "assets/empty: it has no bytes, so no shard; sign by files")
 
 
 def test_a_tensor_that_another_model_gives_is_refused(signed: Signed) -> None:
