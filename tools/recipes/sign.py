@@ -26,6 +26,7 @@ import argparse
 import hashlib
 import tempfile
 from collections import defaultdict
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +105,16 @@ class SignedArchive:
         with onnxarchive.open(location) as archive, tempfile.TemporaryDirectory() as folder:
             self.entries = dict(archive.entries)
             if signature is None:
+                if SIGNATURE not in self.entries:
+                    raise ValueError(f"there is no signature {SIGNATURE}; give one as a file")
                 signature = Path(folder, "model.sig")
                 signature.write_bytes(archive.read(SIGNATURE))
             try:
                 manifest = Verifier(key).verify(Signature.read(signature))
             except InvalidSignature:
                 raise ValueError("the signature was changed") from None
+            except (AttributeError, LookupError, RecursionError, TypeError):  # of a hostile file
+                raise ValueError("expected a signature by a key, found another file") from None
         self._method = manifest.serialization_type
         self._signed: dict[str, dict[str, bytes]] = defaultdict(dict)  # digests by entry and part
         for part in manifest.resource_descriptors():
@@ -138,13 +143,24 @@ class SignedArchive:
     def tensor(self, name: str, rows: slice = slice(None)) -> Any:
         """A tensor outside the default model, or some of its rows, as an array."""
         model = onnx.load_model_from_string(self.read("__MODEL_PROTO"))
-        tensor = next(it for it in model.graph.initializer if it.name == name)
+        found = {it.name: it for it in model.graph.initializer if it.external_data}
+        if name not in found:
+            raise ValueError(f"the default model has no tensor {name!r} outside of it")
+        tensor = found[name]
         key = next(it.value for it in tensor.external_data if it.key == "location")
-        count, *dims = tensor.dims
-        first, last, _ = rows.indices(count)
-        row_nbytes = self.entries[key].nbytes // count
-        part = onnx.TensorProto(data_type=tensor.data_type, dims=[last - first, *dims])
-        part.raw_data = self.read(key, first * row_nbytes, last * row_nbytes)
+        part = onnx.TensorProto(data_type=tensor.data_type, dims=tensor.dims)
+        if rows == slice(None):
+            part.raw_data = self.read(key)
+        else:
+            itemsize = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+            row_nbytes = itemsize * prod(tensor.dims[1:])
+            if not tensor.dims or self.entries[key].nbytes != row_nbytes * tensor.dims[0]:
+                raise ValueError(f"{name}: it has no rows of whole bytes; read all of it")
+            first, last, step = rows.indices(tensor.dims[0])
+            if step != 1 or first > last:
+                raise ValueError(f"expected rows FIRST:LAST, found {rows}")
+            part.dims[0] = last - first
+            part.raw_data = self.read(key, first * row_nbytes, last * row_nbytes)
         return numpy_helper.to_array(part)
 
     def verify(self) -> None:
@@ -178,6 +194,8 @@ def main() -> None:
             else:
                 rows = slice(*(int(it) if it else None for it in given.rows.split(":")))
                 print(archive.tensor(given.tensor, rows))
+    except (onnxarchive.ArchiveError, OSError) as error:
+        raise SystemExit(str(error)) from None
     except ValueError as error:
         raise SystemExit(f"{given.archive}: {error}") from None
     print(f"{given.archive}: {given.action}: done")

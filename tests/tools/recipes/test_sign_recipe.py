@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from models import entry_of, flip_byte, model_of
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from processes import completed
 from remote_archives import PATH
 from web_server import WebServer
@@ -274,6 +274,55 @@ def test_a_changed_digest_or_signature_is_refused(signed: Signed, tmp_path: Path
     refused(signed.open, "Key mismatch")
 
 
+# What sigstore gives for an identity.
+BY_IDENTITY = {"certificate": {"rawBytes": "AAAA"}, "tlogEntries": []}
+
+
+def change_bundle(signature: Path, change: Callable[[Any], object]) -> None:
+    bundle = json.loads(signature.read_text())
+    change(bundle)
+    signature.write_text(json.dumps(bundle))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_text("[]"),
+        lambda path: path.write_text("{}"),
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: change_bundle(path, lambda it: it["dsseEnvelope"].update(signatures=[])),
+        lambda path: change_bundle(path, lambda it: it.update(verificationMaterial=BY_IDENTITY)),
+    ],
+)
+def test_what_is_no_signature_by_a_key_is_refused(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    signed = Signed(tmp_path, sign.FILES)
+    make(signed.signature)
+    refused(signed.open, "expected a signature by a key, found another file")
+
+
+def test_rows_that_cannot_be_cut_from_the_bytes_are_refused(tmp_path: Path) -> None:
+    path, signature = tmp_path / "m.onnxa", tmp_path / "model.sig"
+    nibbles = helper.make_tensor("n", TensorProto.UINT2, [3, 4096 + 3], [1, 2, 3] * 4099)
+    inside = numpy_helper.from_array(np.ones(2, np.float32), "inside")
+    onnxarchive.save(model_of(nibbles, inside), path)
+    private, public = make_keys(tmp_path)
+    sign.sign(path, private, signature)
+    archive = sign.SignedArchive(str(path), public, signature)
+    expected = numpy_helper.to_array(nibbles)
+    np.testing.assert_array_equal(archive.tensor("n"), expected)
+    refused(lambda: archive.tensor("n", slice(1, 2)), "n: it has no rows of whole bytes")
+    refused(lambda: archive.tensor("inside"), "the default model has no tensor 'inside' outside")
+    refused(lambda: archive.tensor("w"), "the default model has no tensor 'w' outside")
+
+
+@pytest.mark.parametrize("rows", [slice(0, 4, 2), slice(5, 2)])
+def test_rows_that_are_no_range_are_refused(tmp_path: Path, rows: slice) -> None:
+    archive = Signed(tmp_path, sign.FILES).open()
+    refused(lambda: archive.tensor("w0", rows), "expected rows FIRST:LAST, found")
+
+
 def test_the_recipe_runs_as_it_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -292,6 +341,11 @@ def test_the_recipe_runs_as_it_says(
     flip_byte(path, 1000)
     with pytest.raises(SystemExit, match=rf"m\.onnxa: w:0:{SHARD}: it was changed"):
         run("verify", path, public, signature, "--tensor", "w")
+    with pytest.raises(SystemExit, match=r"m\.onnxa: there is no signature assets/model\.sig"):
+        run("verify", path, public)
+    path.write_bytes(b"text")
+    with pytest.raises(SystemExit, match=r"^\S*m\.onnxa: expected an ONNX archive, found a text"):
+        run("verify", path, public, signature)
 
 
 def test_the_version_whose_half_public_names_are_used_is_pinned() -> None:
