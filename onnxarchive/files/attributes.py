@@ -98,7 +98,9 @@ def keep_owner(descriptor: int, target: int | str, old: os.stat_result) -> list[
     if new.st_gid != old.st_gid:
         lost.append(f"group {old.st_gid} (becomes {new.st_gid})")
     names, new_names = _extended(target), _extended(descriptor)
-    return lost + sorted(names - new_names | (names | new_names) & {_POSIX_ACL, _NFS_ACL})
+    # An access control list is not kept as it was, whichever of the two files has one.
+    lists = (names | new_names) & {_POSIX_ACL, _NFS_ACL}
+    return lost + sorted((names - new_names) | lists)
 
 
 @contextlib.contextmanager
