@@ -13,9 +13,7 @@ from onnxarchive.errors import (
     ArchiveError,
     ArchiveFormatError,
     ChecksumError,
-    LockedError,
     ObjectChangedError,
-    UnfinishedEditError,
     with_path,
 )
 from onnxarchive.files import locking
@@ -27,7 +25,7 @@ from onnxarchive.files.progress import Progress
 from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.reading.archive import Archive, contents_of, read_archive
-from onnxarchive.reading.archive_file import locked_archive_file
+from onnxarchive.reading.archive_file import locked_archive_file, require_finished
 from onnxarchive.reading.contents import EntryData
 from onnxarchive.reading.damaged_entries import naming_all_damaged
 from onnxarchive.remote.location import Access, Location, require_no_digest
@@ -361,7 +359,8 @@ def open_source(
         # A file that is no archive needs no lock.
         if path is not None and isinstance(file, MappedFile) and not is_zip(file.read(0, 4)):
             return reader.read_onnx(file, data_files)
-        archive = _open_archive(location, file, reader)
+        file, archive = _open_archive(location, file, reader)
+        resources.enter_context(file)  # perhaps another one
         if archive is not None:
             # Closing it ends the stream of a remote file.
             return _source(resources.enter_context(archive), reader.verify_checksum)
@@ -389,27 +388,36 @@ def _copy(file: File, temporary: str | None) -> memoryview:
     return spool(map(memoryview, file.pieces(0, file.size)), file.size, temporary)
 
 
-def _open_archive(location: Location, file: File, reader: SourceReader) -> Archive | None:
-    """Opens an archive, a local one anew, and checks all local headers; None for other files."""
-    # A `@contextmanager` that swallowed the error would leave it in a reference cycle on Python
-    # 3.12 and newer, which would keep the copy of a remote file mapped.
-    try:
-        local = None if location.path is None else locked_archive_file(location, expected="a model")
-        with local or contextlib.nullcontext(file) as readable:
-            if isinstance(readable, MappedFile):
-                reader.require_in_tree(readable)
+def _open_archive(
+    location: Location, file: File, reader: SourceReader
+) -> tuple[File, Archive | None]:
+    """Reads an archive, a local one while it is locked, and checks all local headers.
+
+    Returns:
+        The file, or the one that has replaced it before it could be locked; and the archive, or
+        None for other files.
+    """
+    locked: contextlib.AbstractContextManager[File] = contextlib.nullcontext(file)
+    if location.path is not None and isinstance(file, MappedFile):
+        locked = locked_archive_file(location, expected="a model", opened=file)
+    with locked as readable:
+        if isinstance(readable, MappedFile):
+            reader.require_in_tree(readable)
+        # The error is not left to `locked`, which would close the file, and read it once more to
+        # say what it is.
+        try:
             archive = read_archive(readable)
             # Those of a file that is not mapped are compared when the data is read.
             for name in archive.entries if readable.is_mapped else ():
                 contents_of(archive).require_header(name)
-            return archive
-    except ArchiveError as error:
-        # VERSION-1: a conversion could lose data of a later format version.
-        if error.rule == "VERSION-1" or isinstance(
-            error, LockedError | UnfinishedEditError | ObjectChangedError
-        ):
-            raise
-        return None
+        except ArchiveError as error:
+            # VERSION-1: a conversion could lose data of a later format version.
+            if error.rule == "VERSION-1" or isinstance(error, ObjectChangedError):
+                raise
+            if location.path is not None and isinstance(readable, MappedFile):
+                require_finished(readable)
+            return readable, None
+    return readable, archive
 
 
 def _source(archive: Archive, verify_checksum: bool) -> Source:

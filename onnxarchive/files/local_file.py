@@ -428,17 +428,22 @@ def locked_file(
     is_exclusive: bool = False,
     is_writable: bool | None = False,
     timeout: float | None = locking.TIMEOUT,
+    opened: MappedFile | None = None,
 ) -> Iterator[MappedFile]:
     """Opens a file and locks it during a block; for arguments and errors see `MappedFile`.
 
-    If another file gets the path during the wait for the lock, the new file is opened. If the block
-    raises, the file is closed; otherwise it remains open.
+    `opened` is the file if it is open already; it must not have been mapped. If another file gets
+    the path during the wait for the lock, the new file is opened instead. If the block raises, the
+    file is closed; otherwise it remains open.
     """
     locking.require_timeout(timeout)
     begun = time.monotonic()
     is_locked = is_late = False
     while True:
-        file = MappedFile(path, rule=rule, is_writable=is_writable)
+        if opened is None:
+            file = MappedFile(path, rule=rule, is_writable=is_writable)
+        else:
+            file, opened = opened, None
         if os.name == "nt":
             # An editor cannot replace a file that others have open, and unlocks it just before. So
             # nobody waits with the file open, or opens it as soon as it is unlocked.

@@ -39,6 +39,7 @@ def locked_archive_file(
     timeout: float | None = locking.TIMEOUT,
     read: Read | None = None,
     expected: str = "an ONNX archive",
+    opened: MappedFile | None = None,
 ) -> Iterator[File]:
     """Opens an archive's file; a local file is locked against edits while the block runs.
 
@@ -51,6 +52,8 @@ def locked_archive_file(
         timeout: Seconds to wait for the lock of a local file; None waits without limit.
         read: See `Location.open`, also for errors.
         expected: See `recognised`.
+        opened: The local file if it is open already, but not mapped. It is closed if another file
+            is at its path once it can be locked.
 
     Raises:
         UnfinishedEditError: The block raised ArchiveFormatError, and an edit of the file was
@@ -67,7 +70,7 @@ def locked_archive_file(
     with (
         recognised(path, expected=expected),
         with_path(path),
-        local_file.locked_file(path, rule="FILE-1", timeout=timeout) as local,
+        local_file.locked_file(path, rule="FILE-1", timeout=timeout, opened=opened) as local,
         contextlib.nullcontext() if local.lock_failure is None else _unedited(local),
     ):
         try:

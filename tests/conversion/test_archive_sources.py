@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import onnx
@@ -11,11 +11,13 @@ import pytest
 from google.protobuf.message import Message
 from models import entry_of, external, flip_byte, mixed_model, model_of, raw_tensor
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
-from written import converted, saved
+from opened_files import count_opens
+from written import contents, converted, saved, zipped
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, LockedError
 from onnxarchive.errors import Report
+from onnxarchive.files import locking
 from onnxarchive.files.data import crc32
 from onnxarchive.model.wire import LEN, tag_of, varint
 from onnxarchive.reading.contents import Contents
@@ -176,3 +178,31 @@ def test_a_source_is_locked_while_convert_finds_out_whether_it_is_an_archive(
     monkeypatch.setattr(Contents, "check_header", check_locked)
     onnxarchive.convert(archive, tmp_path / "converted.onnxa")
     assert 0 in tried
+
+
+@pytest.mark.parametrize("is_archive", [True, False], ids=["an archive", "a zip"])
+def test_a_local_source_is_opened_once(archive: Path, tmp_path: Path, is_archive: bool) -> None:
+    source = archive
+    if not is_archive:
+        onnxarchive.extract(archive, tmp_path / "unzipped")
+        source = zipped(tmp_path / "other.zip", contents(tmp_path / "unzipped"))
+    target = tmp_path / "converted.onnxa"
+    assert count_opens(source, lambda: onnxarchive.convert(source, target)) == 1
+    assert target.read_bytes() == archive.read_bytes()
+
+
+def test_an_archive_that_replaces_the_source_before_it_is_locked_is_converted(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = locking.shared
+    other = tmp_path / "other.onnxa"
+    onnxarchive.save(model_of(raw_tensor("w")), other)
+    expected = other.read_bytes()
+
+    def late(descriptor: int, timeout: float | None) -> AbstractContextManager[object]:
+        if other.exists():
+            other.replace(archive)
+        return lock(descriptor, timeout)
+
+    monkeypatch.setattr(locking, "shared", late)
+    assert converted(archive) == expected

@@ -24,6 +24,7 @@ from models import (
     typed,
 )
 from onnx import TensorProto
+from opened_files import count_opens
 from outcomes import count_outcome, requires_outcomes
 from zip_entries import add_bytes
 
@@ -286,6 +287,11 @@ def test_data_is_read_only_with_full(path: Path) -> None:
     assert f"{entry.crc32:#010x}" in finding.message
     with onnxarchive.open(path) as archive, pytest.raises(ChecksumError):
         archive.verify()
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_local_archive_is_opened_once(path: Path, full: bool) -> None:
+    assert count_opens(path, lambda: onnxarchive.check(path, full=full)) == 1
 
 
 def test_a_finding_can_be_printed_compared_and_put_in_a_set() -> None:
