@@ -73,6 +73,7 @@ def test_snippet_with_a_pass_merges_tensors_that_name_the_same_bytes(directory: 
         assert archive.model.graph.node[0].input == ["a", "a", "a"]
 
 
+@pytest.mark.tool
 @pytest.mark.parametrize(("index", "library"), [(0, "torch"), (1, "onnxsim")])
 def test_snippets_for_further_libraries_run(directory: Path, index: int, library: str) -> None:
     names = {library: pytest.importorskip(library, reason=f"{library} is not installed")}
