@@ -3,12 +3,14 @@
 pip install 'onnxarchive[ort,ir]'
 python to_float16.py model.onnxa half.onnxa
 
-Inputs and outputs keep their type. The converter changes the graph, and sees no weight: each weight
-is read and converted when it is written, so memory holds one weight, and the model may be larger
-than the memory.
+Inputs and outputs keep their type. The converter changes the graph, and sees no large weight: each
+is read and converted when it is written, so memory holds one weight and the assets, and the model
+may be larger than the memory. The converter leaves functions as they are: for models that have
+some, call `onnxarchive.transform` with `onnx.inliner.inline_local_functions` first.
 
-Models, assets and alignment are kept. Of several models, weights of the same type and shape are
-converted up to three times, since equal results are stored once.
+Models, assets and alignment are kept, but not what `onnxarchive.prepack` has stored. Of several
+models, weights of the same type and shape are converted up to three times, since equal results are
+stored once.
 """
 
 from __future__ import annotations
@@ -28,15 +30,22 @@ from onnx_ir import DataType
 from onnxruntime.transformers import float16
 
 import onnxarchive
+import onnxarchive.ir
 
+PREPACKED = "onnxruntime/prepacked/"  # assets with copies of the old weights
 PIECE = 1 << 20  # elements that are converted together; the converter makes copies of them
 
 
 def to_float16(archive: onnxarchive.Archive) -> onnx_ir.Model:
-    """Converts a model to float16, except its inputs and outputs; no weight is read here."""
+    """Converts a model to float16, except its inputs and outputs; no large weight is read here."""
+    onnxarchive.ir.load(archive.path, model=archive.model_id)  # refuses what onnx_ir would lose
+    # Unlike the converter's own inference, this one reads shapes that are outside the model.
+    inferred = onnxarchive.infer_shapes(archive.path, model=archive.model_id)
     # The converter's own function makes an array of each weight, to know its shape.
     with mock.patch.object(float16, "make_value_info_from_tensor", type_of):
-        proto = float16.convert_float_to_float16(archive.model, keep_io_types=True)
+        proto = float16.convert_float_to_float16(
+            inferred, keep_io_types=True, disable_shape_infer=True
+        )
     model: onnx_ir.Model = onnx_ir.from_proto(proto)
     for graph in model.graphs():
         graph.sort()  # the converter puts its nodes last
@@ -93,8 +102,11 @@ def main() -> None:
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
     path, target = sys.argv[1:]
-    before = os.path.getsize(path)
-    convert(path, target)
+    try:
+        before = os.path.getsize(path)
+        convert(path, target)
+    except (ValueError, OSError, onnxarchive.ArchiveError) as error:
+        raise SystemExit(str(error)) from None
     after = os.path.getsize(target)
     print(f"{target}: {after:,} bytes, {after / before:.0%} of {before:,}")
 
@@ -107,11 +119,12 @@ def convert(path: str, target: str) -> None:
         refs = chain.from_iterable(it.tensors.refs.values() for it in opened)
         has_outer_attributes = any(not ref.is_initializer for ref in refs)
         models = {it.model_id: to_float16(it) for it in opened}
+        assets = archive.assets.items()
         onnxarchive.save(
             models.pop(""),
             target,
             models=models,
-            assets=dict(archive.assets),
+            assets={name: data for name, data in assets if not name.startswith(PREPACKED)},
             alignment=archive.alignment,
             convert_attribute=has_outer_attributes,
         )

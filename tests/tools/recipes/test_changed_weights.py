@@ -113,6 +113,44 @@ def test_weights_of_4_bits_are_those_of_the_quantizer_of_onnx_runtime(
         assert outputs(small, b) == outputs(expected, b)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_of_16_bits_are_quantized_as_by_onnx_runtime(dtype: str, path: Path) -> None:
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    text = f"t ({dtype}[8, {SIDE}] x) => ({dtype}[8, {SIDE}] y) {{ y = MatMul(x, w) }}"
+    array = numpy_helper.to_array(values("w", (SIDE, SIDE))).astype(np.dtype(dtype))
+    onnxarchive.save(text_model(text, numpy_helper.from_array(array, "w"), opset=17), path)
+    quantizer = MatMulNBitsQuantizer(onnxarchive.load(path), bits=4, block_size=32)
+    quantizer.process()
+    quantize.quantize_to_4_bits(str(path), str(path))
+    found = tensors(onnxarchive.load(path))
+    assert found == tensors(quantizer.model.model)
+    assert found["w_scales"].startswith(f"{dtype} ".encode())
+
+
+def test_a_weight_stays_if_it_is_an_output_or_no_matrix_for_the_operator(path: Path) -> None:
+    text = f"""t (float[8, {SIDE}] x, float[2, 8, {SIDE}] x3)
+        => (float[8, {SIDE}] y, float[1, 8, {SIDE}] more, float[2, 8, {SIDE}] stack,
+            float[{SIDE}, {SIDE}] out) {{
+      y = MatMul(x, out)
+      more = MatMul(x, outer)
+      stack = MatMul(x3, two)
+    }}"""
+    shapes = {"out": (SIDE, SIDE), "outer": (1, SIDE, SIDE), "two": (2, SIDE, SIDE)}
+    model = text_model(text, *(values(*it) for it in shapes.items()))
+    # A caller could give another value for this weight, which becomes a constant.
+    model.graph.input.append(helper.make_tensor_value_info("out", 1, [SIDE, SIDE]))
+    onnxarchive.save(model, path)
+    quantize.quantize_to_4_bits(str(path), str(path))
+    found = onnxarchive.load(path)
+    parts = {"out_Q4", "out_scales", "out_zero_points"}
+    assert tensors(found).keys() == {*shapes, *parts}
+    assert [value.name for value in found.graph.input] == ["x", "x3"]
+    feeds = {"x": X, "x3": np.stack([X, X])}
+    *_, out = onnxarchive.session(path).run(None, feeds)
+    assert out.tobytes() == numpy_helper.to_array(model.graph.initializer[0]).tobytes()
+
+
 def test_a_weight_of_two_operators_is_quantized_once(path: Path) -> None:
     twice = (
         f"t (float[8, {SIDE}] x) => (float[8, {SIDE}] y) {{ m = MatMul(x, w) y = MatMul(m, w) }}"
@@ -160,7 +198,13 @@ def test_each_weight_is_computed_once_and_only_one_is_held(
     names = [f"w{number}" for number in range(count)]
     nodes = [f"m{i + 1} = MatMul(m{i}, {name})" for i, name in enumerate(names)]
     text = f"t (float[1, {side}] m0) => (float[1, {side}] m{count}) {{ {' '.join(nodes)} }}"
-    onnxarchive.save(text_model(text, *(values(it, (side, side)) for it in names)), path)
+    model = text_model(text, *(values(it, (side, side)) for it in names))
+    small = text_model(
+        "s (float[1, 64] x) => (float[1, 64] y) { y = MatMul(x, v) }", values("v", (64, 64))
+    )
+    # The last model has the same weights; only the float16 recipe converts these again.
+    models = {"small": small} | ({"again": model} if name == "4 bits" else {})
+    onnxarchive.save(model, path, models=models)
     target = path.with_name("target.onnxa")
     if name == "4 bits":
         owner, computing, run = quantize.QUANTIZER, "qbits_block_quant", quantize.quantize_to_4_bits
@@ -174,7 +218,7 @@ def test_each_weight_is_computed_once_and_only_one_is_held(
 
     monkeypatch.setattr(owner, computing, counting)
     run(str(path), str(target))
-    assert [*computed.values()] == [1] * count
+    assert [*computed.values()] == [1] * (count + 1)
     monkeypatch.setattr(owner, computing, original)
     tracemalloc.start()
     try:
@@ -185,6 +229,113 @@ def test_each_weight_is_computed_once_and_only_one_is_held(
     # The converter to float16 makes some copies of the weight that it converts.
     assert peak < 6 * side**2 * 4
     assert onnxarchive.check(target, full=True) == []
+
+
+def test_the_converter_to_16_bits_knows_shapes_that_are_outside_the_model(path: Path) -> None:
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    # Max stays float32; so the type of each of its inputs must be known, to convert it.
+    text = """t (float[8, 96] x) => (float[96, 8] y) {
+        r = Reshape(x, shape)
+        m = Max(r, bias)
+        e = Expand(r, shape)
+        y = Add(m, e)
+    }"""
+    shape = numpy_helper.from_array(np.array([96, 8]), "shape")
+    model = text_model(text, shape, values("bias", (96, 8)), opset=17)
+    onnxarchive.save(model, path, size_threshold=0)
+    to_float16.convert(str(path), str(path))
+    found = onnxarchive.load(path)
+    assert tensors(found) == tensors(convert_float_to_float16(model, keep_io_types=True))
+    onnx.checker.check_model(found, full_check=True)
+    assert onnxarchive.session(path).run(None, {"x": X})[0].shape == (96, 8)
+
+
+@pytest.mark.parametrize("run", [quantize.quantize_to_4_bits, to_float16.convert])
+def test_a_model_that_would_lose_something_is_refused(
+    run: Any, model: onnx.ModelProto, path: Path
+) -> None:
+    target = path.with_name("target.onnxa")
+    changed = onnx.ModelProto.FromString(model.SerializeToString())
+    changed.training_info.add()
+    onnxarchive.save(changed, path)
+    with pytest.raises(onnxarchive.UnsupportedFeatureError, match="training_info"):
+        run(str(path), str(target))
+    del changed.training_info[:]
+    indices = helper.make_tensor("", onnx.TensorProto.INT64, [1], [3])
+    data = helper.make_tensor("sparse", onnx.TensorProto.FLOAT, [1], [2.0])
+    changed.graph.sparse_initializer.append(helper.make_sparse_tensor(data, indices, [SIDE]))
+    onnxarchive.save(changed, path)
+    with pytest.raises(onnxarchive.UnsupportedFeatureError, match="sparse"):
+        run(str(path), str(target))
+    assert not target.exists()
+
+
+def test_a_small_tensor_of_another_model_is_not_replaced_by_a_weight_of_its_name(
+    path: Path,
+) -> None:
+    text = f"t (float[8, {SIDE}] x) => (float[8, {SIDE}] y) {{ y = Add(x, w) }}"
+    other = "o (float[2] x) => (float[2] y) { y = Mul(x, w) }"
+    small = numpy_helper.from_array(np.full(2, 3, np.float32), "w")
+    models = {"other": text_model(other, small)}
+    onnxarchive.save(text_model(text, values("w", (8, SIDE))), path, models=models)
+    quantize.quantize_to_4_bits(str(path), str(path))
+    session = onnxarchive.session(path, model="other")
+    assert session.run(None, {"x": np.ones(2, np.float32)})[0].tolist() == [3, 3]
+    assert onnxarchive.check(path, full=True) == []
+
+
+RUNS = [quantize.quantize_to_4_bits, quantize.quantize_to_8_bits, to_float16.convert]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_packed_copies_of_the_old_weights_are_not_kept(run: Any, path: Path) -> None:
+    text = f"t (float[8, {SIDE}] x) => (float[8, {SIDE}] y) {{ y = MatMul(x, w) }}"
+    model = text_model(text, values("w", (SIDE, SIDE)))
+    onnxarchive.save(model, path, assets={"labels.txt": b"cat\n"})
+    onnxarchive.prepack(path)
+    target = path.with_name("target.onnxa")
+    run(str(path), str(target))
+    for archive, count in ((path, 3), (target, 1)):
+        with onnxarchive.open(archive) as opened:
+            assert len(opened.assets) == count
+            assert opened.assets["labels.txt"] == b"cat\n"
+
+
+def test_all_models_get_weights_of_8_bits_or_none(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"t (float[8, {SIDE}] x) => (float[8, {SIDE}] y) {{ y = MatMul(x, w) }}"
+    model = text_model(text, values("w", (SIDE, SIDE)))
+    onnxarchive.save(model, path, models={"further": model})
+    content, original = path.read_bytes(), quantize.to_8_bits
+    models = []
+
+    def interrupted(model: onnx.ModelProto) -> Any:
+        models.append(model)
+        if len(models) == 2:
+            raise KeyboardInterrupt
+        return original(model)
+
+    monkeypatch.setattr(quantize, "to_8_bits", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        quantize.quantize_to_8_bits(str(path), str(path))
+    assert path.read_bytes() == content
+    assert [*path.parent.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("recipe", [quantize, to_float16])
+def test_a_source_that_is_no_archive_ends_with_a_message(
+    recipe: Any, model: onnx.ModelProto, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = path.with_suffix(".onnx")
+    monkeypatch.setattr("sys.argv", ["recipe.py", str(source), str(path)])
+    with pytest.raises(SystemExit, match="No such file"):
+        recipe.main()
+    onnx.save(model, source)
+    with pytest.raises(SystemExit, match="expected an ONNX archive, found an ONNX model"):
+        recipe.main()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("run", [quantize.quantize_to_4_bits, to_float16.convert])
