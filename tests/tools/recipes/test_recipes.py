@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -98,10 +99,28 @@ def test_a_variant_with_fixed_shapes_costs_its_graph_alone(archive: Path) -> Non
     assert any_rows.run(None, {"x": X})[0].shape == X.shape
     with pytest.raises(Exception, match="invalid dimensions"):
         one_row.run(None, {"x": X})
+
+
+@pytest.mark.parametrize(
+    ("id", "pair", "message"),
+    [
+        ("two", "rows=2", "{}: the model has no dimension rows"),
+        ("short", "n=2", "{}: has a model 'short'; choose another id"),
+        ("", "n=2", "{}: has a model ''; choose another id"),
+        ("two", "n", "expected NAME=SIZE with a size of at least 1, found 'n'"),
+        ("two", "n=0", "expected NAME=SIZE with a size of at least 1, found 'n=0'"),
+        ("two", "n=-2", "expected NAME=SIZE with a size of at least 1, found 'n=-2'"),
+    ],
+)
+def test_a_variant_that_cannot_be_added_changes_nothing(
+    archive: Path, id: str, pair: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe: Any = importlib.import_module("tools.recipes.fixed_shapes")
     content = archive.read_bytes()
-    command = [sys.executable, RECIPES / "fixed_shapes.py", archive, "two", "rows=2"]
-    done = completed(command, status=1)
-    assert done.stderr == f"{archive}: the model has no dimension rows\n"
+    monkeypatch.setattr("sys.argv", ["fixed_shapes.py", str(archive), id, pair])
+    with pytest.raises(SystemExit) as raised:
+        recipe.main()
+    assert str(raised.value) == message.format(archive)
     assert archive.read_bytes() == content
 
 
