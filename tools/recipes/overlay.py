@@ -21,7 +21,7 @@ import hashlib
 import json
 import os
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -58,11 +58,18 @@ class Shared:
     doc_string: str
 
 
+def require_other_file(base: str, target: str) -> None:
+    """Refuses to replace the base, which overlays need."""
+    if os.path.exists(target) and os.path.samefile(base, target):
+        raise ValueError(f"{target}: is the base; choose another file for the result")
+
+
 # Making
 
 
 def make(base: str, tuned: str, overlay: str) -> int:
     """Writes the overlay of a fine-tuned archive; gives the number of tensors left to the base."""
+    require_other_file(base, overlay)
     with onnxarchive.open(base) as base_archive, onnxarchive.open(tuned) as tuned_archive:
         require_one_model(tuned_archive)
         if INDEX in tuned_archive.assets:
@@ -96,9 +103,7 @@ def find_shared(base: onnxarchive.Archive, tuned: onnxarchive.Archive) -> dict[s
     graph = tuned.model.graph
     if tuned.model.ir_version < OLDEST_IR_VERSION:
         return {}
-    keys_of = defaultdict(list)
-    for key, tensor in stored_initializers(base).items():
-        keys_of[kind(base, key, tensor)].append(key)
+    base_keys = {kind(base, key, it): key for key, it in stored_initializers(base).items()}
     overridable = {value.name for value in graph.input}
     positions = {tensor.name: number for number, tensor in enumerate(graph.initializer)}
     if len(positions) < len(graph.initializer):
@@ -107,12 +112,13 @@ def find_shared(base: onnxarchive.Archive, tuned: onnxarchive.Archive) -> dict[s
     for key, tensor in stored_initializers(tuned).items():
         if tensor.name in overridable or tuned.entries[key].nbytes < LEAST_NBYTES:
             continue
-        for base_key in keys_of.get(kind(tuned, key, tensor), ()):
-            sha256 = sha256_of(tuned, key)
-            if sha256_of(base, base_key) == sha256:
-                position, doc_string = positions[tensor.name], tensor.doc_string
-                shared[tensor.name] = Shared(base_key, sha256, position, doc_string)
-                break
+        base_key = base_keys.get(kind(tuned, key, tensor))
+        if base_key is None:
+            continue
+        sha256 = sha256_of(tuned, key)
+        if sha256_of(base, base_key) == sha256:
+            position, doc_string = positions[tensor.name], tensor.doc_string
+            shared[tensor.name] = Shared(base_key, sha256, position, doc_string)
     return shared
 
 
@@ -177,7 +183,7 @@ def session(
             tensor.external_data.add(key="length", value=str(entry.nbytes))
 
         restore(model, shared, refer)
-    options.add_session_config_entry(DIRECTORY, folder)
+    options.add_session_config_entry(DIRECTORY, folder)  # ONNX Runtime warns that it replaces one
     result = ort.InferenceSession(model.SerializeToString(), options, providers)
     if [state(it) for it in paths] != before:
         raise ValueError(f"{base} or {overlay} changed while the session was made; try again")
@@ -186,6 +192,7 @@ def session(
 
 def merge(base: str, overlay: str, merged: str) -> None:
     """Writes the archive of the fine-tuned model; one tensor after the other is in memory."""
+    require_other_file(base, merged)
     with (
         onnxarchive.open(base) as base_archive,
         onnxarchive.open(overlay) as archive,

@@ -166,6 +166,21 @@ def test_a_session_maps_both_files_also_by_symbolic_links(
         assert sums["Anonymous"] == 0
 
 
+def test_the_base_is_not_replaced(files: tuple[str, str, str], tmp_path: Path) -> None:
+    base, tuned, small = files
+    content = Path(base).read_bytes()
+    link = tmp_path / "link.onnxa"
+    link.symlink_to(base)
+    for target in (base, str(link)):
+        with pytest.raises(ValueError, match="is the base; choose another file"):
+            overlay.make(base, tuned, target)
+        with pytest.raises(ValueError, match="is the base; choose another file"):
+            overlay.merge(base, small, target)
+    assert Path(base).read_bytes() == content
+    overlay.merge(base, small, small)
+    assert onnxarchive.load(small) == onnxarchive.load(tuned)
+
+
 def test_a_file_that_changes_while_the_session_is_made_is_noticed(
     files: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
