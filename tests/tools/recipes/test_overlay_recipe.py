@@ -166,6 +166,65 @@ def test_a_session_maps_both_files_also_by_symbolic_links(
         assert sums["Anonymous"] == 0
 
 
+def test_branches_may_have_weights_of_the_same_name(files: tuple[str, str, str]) -> None:
+    base, tuned, small = files
+    several = model("tuned")
+    branches = next(node for node in several.graph.node if node.op_type == "If")
+    yes = branches.attribute[0].g
+    yes.initializer.append(tensor("inner", "other"))
+    yes.node[0].input[1] = "inner"
+    onnxarchive.save(several, tuned, assets={})
+    overlay.make(base, tuned, small)
+    overlay.merge(base, small, f"{small}.merged")
+    assert onnxarchive.load(f"{small}.merged") == several
+    assert outputs(overlay.session(base, small)) == outputs(onnxarchive.session(tuned))
+
+
+def test_small_tensors_are_not_left_to_the_base(
+    files: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, tuned, small = files
+    onnxarchive.save(model(), base, size_threshold=0)
+    onnxarchive.save(model("tuned"), tuned, size_threshold=0, assets={})
+    assert overlay.make(base, tuned, small) == 3
+    monkeypatch.setattr(overlay, "LEAST_NBYTES", 0)
+    assert overlay.make(base, tuned, small) == 4
+    monkeypatch.undo()
+    for use in using(base, small):
+        with pytest.raises(ValueError, match=r"expected tensors of 65536 bytes or more.*'bias'"):
+            use()
+
+
+def test_an_input_that_is_an_initializer_is_not_taken_from_the_base(
+    files: tuple[str, str, str],
+) -> None:
+    base, _, small = files
+    with onnxarchive.edit(small) as edit:
+        edit.model.graph.initializer.append(tensor("first"))
+    for use in using(base, small):
+        with pytest.raises(ValueError, match="expected 'first' as one input that is no initial"):
+            use()
+
+
+def test_a_session_that_reads_no_weight_compares_the_local_headers_of_the_base(
+    files: tuple[str, str, str],
+) -> None:
+    base, _, small = files
+    content = Path(base).read_bytes()
+    flip_byte(base, content.index(b"branch"))  # the first is in the local header
+    with pytest.raises(onnxarchive.ArchiveFormatError, match="branch"):
+        overlay.session(base, small, verify=False)
+
+
+def test_initializers_of_the_same_name_are_refused(files: tuple[str, str, str]) -> None:
+    base, tuned, small = files
+    repeated = model("tuned")
+    repeated.graph.initializer.append(tensor("last"))
+    onnxarchive.save(repeated, tuned, assets={})
+    with pytest.raises(ValueError, match="expected initializers of different names"):
+        overlay.make(base, tuned, small)
+
+
 def test_the_base_is_not_replaced(files: tuple[str, str, str], tmp_path: Path) -> None:
     base, tuned, small = files
     content = Path(base).read_bytes()
