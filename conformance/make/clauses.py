@@ -380,6 +380,13 @@ def _sparse_entries() -> Iterator[Vector]:
         partial(_with_header_at, v.SATURATED_32),
         W,
     )
+    yield accepted(
+        "header-offset-of-another-entry: ZIP-16",
+        "The header offset of an entry before the last one, 0x06054b50, is the signature of an end "
+        "record.",
+        partial(_with_header_at, 0x06054B50, crc_before=None),
+        W,
+    )
     yield refused(
         "sparse-field-offset-4294967294: ZIP64-4 (extra-unneeded)",
         "A Zip64 field with the header offset 0xFFFFFFFE, which fits 32 bits.",
@@ -430,10 +437,15 @@ def _with_model_at(header_offset: int) -> Image:
     return image
 
 
-def _with_header_at(offset: int, **changes: object) -> Image:
-    """An archive whose entry `w` has this header offset, 0xFFFFFFFF or less."""
-    nbytes = offset - 64
-    before = Entry(b"assets/zeros", v.Zeros(nbytes), crc=BEFORE_OFFSET_CRC32)
+def _with_header_at(
+    offset: int, crc_before: int | None = BEFORE_OFFSET_CRC32, **changes: object
+) -> Image:
+    """An archive whose entry `w` has this header offset, 0xFFFFFFFF or less.
+
+    `crc_before` is the CRC-32 of the zeros before `w`; None to compute it.
+    """
+    zeros = v.Zeros(offset - 64)
+    before = Entry(b"assets/zeros", zeros, crc=crc_before)
     entry = replace(W.entry, **changes)  # type: ignore[arg-type]
     return Image([before, entry, Entry(MODEL_PROTO, model(graph(W)))])
 

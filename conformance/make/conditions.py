@@ -119,6 +119,7 @@ def _names() -> Iterator[Vector]:
         ("singleton", "\u212b", "a letter that decomposes to one other letter"),
         ("not-assigned", "\U00050005", "a code point that is not assigned"),
         ("noncharacter", "\uffff", "a noncharacter"),
+        ("noncharacter-fdd0", "\ufdd0", "the noncharacter U+FDD0"),
     )
     for name, text, about in refusals:
         yield refused(

@@ -210,6 +210,11 @@ def _bad_zip64() -> Iterator[Vector]:
             local_extra=field + alignment_extra(64, padding),
         )
     yield one(
+        "sparse-version-10-of-offset: ZIP-10 (version-needed)",
+        "Version needed 10 beside a Zip64 field that holds only a header offset.",
+        both={"version_needed": 10},
+    )
+    yield one(
         "sparse-offset-missing: ZIP-13 (sentinel-no-extra)",
         "A saturated header offset, and no Zip64 field.",
         record_extra=b"",

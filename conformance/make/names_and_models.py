@@ -127,6 +127,12 @@ def _bad_names() -> Iterator[Vector]:
         ("c1", "assets/a\x85".encode(), "control"),
         ("component-256", b"assets/" + b"x" * 256, "path-like"),
         ("1025", b"assets/" + b"/".join([b"x" * 255] * 3 + [b"y" * 250]), "path-like"),
+        ("component-256-of-2-bytes-each", ("assets/" + "é" * 128).encode(), "path-like"),
+        (
+            "1025-of-2-bytes-each",
+            ("assets/" + f"{'é' * 127}/" * 3 + "é" * 126 + "e").encode(),
+            "path-like",
+        ),
         ("version", b"assets/a;1", "path-like"),
         ("not-composed", "assets/e\u0301".encode(), "utf8"),
     )

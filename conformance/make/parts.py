@@ -15,7 +15,7 @@ MODEL_PROTO = b"__MODEL_PROTO"
 GIB = 1 << 30
 
 FLOAT, UINT8, INT8, UINT16, INT16, INT32, INT64, STRING, BOOL = range(1, 10)
-UINT4, INT4, FLOAT4, UINT2, INT2, FLOAT6 = 21, 22, 23, 25, 26, 27
+UINT4, INT4, FLOAT4, UINT2, INT2, FLOAT6, FLOAT6E3M2 = 21, 22, 23, 25, 26, 27, 28
 # Bits per element, by number of the data type.
 BITS = {
     **dict.fromkeys((2, 3, 9, 17, 18, 19, 20, 24), 8),

@@ -74,6 +74,11 @@ def _bad_headers() -> Iterator[Vector]:
         "The model is not aligned.",
         changed(3, padding=bytes(1)),
     )
+    yield refused(
+        "asset-misaligned: ALIGN-1 ALIGN-2 (misaligned)",
+        "An asset is not aligned.",
+        changed(2, padding=bytes(1)),
+    )
     for alignment in (0, 1, 32, 63, 96, 128, 65535):
         rules = "ALIGN-2 ALIGN-3" if alignment in (1, 128) else "ALIGN-2"
         yield refused(
@@ -124,6 +129,11 @@ def _bad_directory_records() -> Iterator[Vector]:
             f"Bit {bit} of the flags is set.",
             changed(0, both={"flags": 1 << bit}),
         )
+    yield refused(
+        "flag-3-beside-11: ZIP-9 (data-descriptor)",
+        "Bits 3 and 11 of the flags are set in an entry whose name is not ASCII.",
+        archive(assets=(Entry("assets/é".encode(), b"", both={"flags": 0x0808}),)),
+    )
     descriptor = b"PK\7\10" + struct.pack("<III", 0, 24, 24)
     empty = {"crc32": 0, "compressed_size": 0, "uncompressed_size": 0}
     yield refused(

@@ -10,6 +10,7 @@ from conformance.make.parts import (
     LABELS,
     MODEL_PROTO,
     UINT8,
+    W_DATA,
     Tensor,
     V,
     Vector,
@@ -307,6 +308,47 @@ def _bad_tensors() -> Iterator[Vector]:
         "models-further-length: DATA-5 (ext-numbers)",
         "Only the further model states a length, and it is wrong.",
         with_further(V, replace(W, pairs=(("location", "w"), ("length", "23")))),
+    )
+    location = ("location", "w")
+    in_further: tuple[tuple[str, str, Tensor, str], ...] = (
+        ("two-locations", "two pairs location", replace(W, pairs=(location,) * 2), "DATA-4"),
+        (
+            "other-pair",
+            "a pair that no tensor may have",
+            replace(W, pairs=(location, ("basepath", "/etc"))),
+            "DATA-4",
+        ),
+        ("offset", "a wrong offset", replace(W, pairs=(location, ("offset", "4"))), "DATA-5"),
+        ("two-sources", "raw_data, too", replace(W, more=content(9, W_DATA)), "DATA-7"),
+        ("not-external", "pairs, but is not external", replace(W, is_external=False), "DATA-7"),
+    )
+    for name, about, tensor, rule in in_further:
+        yield refused(
+            f"models-further-{name}: {rule}",
+            f"Two models share an entry; the tensor of the further model has {about}.",
+            with_further(V, tensor),
+        )
+    of_further: tuple[tuple[str, str, Tensor, str], ...] = (
+        ("data-type", "an invalid data type", replace(V, data_type=29), "TENSOR-1 (dtype)"),
+        ("dims", "a negative dim", replace(V, dims=(-5,)), "TENSOR-2 (dims)"),
+        ("size", "another size than its entry", replace(V, dims=(7,)), "TENSOR-3 (size-lie)"),
+    )
+    for name, about, tensor, rule in of_further:
+        yield refused(
+            f"models-further-{name}: {rule}",
+            f"A tensor that only the further model has, with {about}.",
+            with_further(W, tensor),
+        )
+    yield refused(
+        "models-further-unused-bits: TENSOR-4 (dtype)",
+        "A tensor that only the further model has, with an unused bit that is set.",
+        with_models((W, replace(V, data=b"\x21\x43\x15")), OF_W, {"a": model(graph(W, V))}),
+    )
+    yield refused(
+        "models-two-further-differ: DATA-8 (shared-key-differs)",
+        "Two further models share an entry and give it different dims; the default model has no "
+        "tensor.",
+        with_models((W,), NO_TENSOR, {"a": OF_W, "b": model(graph(replace(W, dims=(3, 2))))}),
     )
     yield refused(
         "models-further-checksum: DATA-6 (ext-keys)",

@@ -10,11 +10,14 @@ from conformance.make.parts import (
     FLOAT,
     FLOAT4,
     FLOAT6,
+    FLOAT6E3M2,
+    INT2,
     INT4,
     LABELS,
     MODEL_PROTO,
     STRING,
     UINT2,
+    UINT4,
     UINT8,
     W_DATA,
     B,
@@ -100,6 +103,8 @@ def _bad_external_data() -> Iterator[Vector]:
         ("basepath", (at, ("basepath", "/etc")), "DATA-4", "ext-keys"),
         ("unknown", (at, ("Offset", "0")), "DATA-4", "ext-keys"),
         ("empty-key", (at, ("", "")), "DATA-4", "ext-keys"),
+        ("key-with-nul", (at, ("offset\0", "0")), "DATA-4", "ext-keys"),
+        ("key-with-blank", (at, (" offset", "0")), "DATA-4", "ext-keys"),
         ("offset", (at, ("offset", "4")), "DATA-5", "ext-numbers"),
         ("offset-00", (at, ("offset", "00")), "DATA-5", "ext-numbers"),
         ("offset-minus", (at, ("offset", "-0")), "DATA-5", "ext-numbers"),
@@ -179,6 +184,7 @@ def _bad_elements() -> Iterator[Vector]:
         ("element", (2**61,), FLOAT, b"", "dims"),
         ("zero-between", (2**33, 0, 2**33), UINT8, b"", "zero-size"),
         ("packed", (2**62, 4, 0), INT4, b"", "zero-size"),
+        ("2-63-elements-of-4-bits", (2**62, 2, 0), INT4, b"", "zero-size"),
     )
     for name, dims, data_type, data, attack in shapes:
         rules = "TENSOR-2 TENSOR-3" if name in ("2-63", "element") else "TENSOR-2"
@@ -208,6 +214,9 @@ def _bad_elements() -> Iterator[Vector]:
         ("uint2", Tensor("w", UINT2, (5,), b"\x1b\x04")),
         ("float6", Tensor("w", FLOAT6, (1,), b"\x40")),
         ("float4", Tensor("w", FLOAT4, (1,), b"\x80")),
+        ("uint4", Tensor("w", UINT4, (1,), b"\x10")),
+        ("int2", Tensor("w", INT2, (3,), b"\x5b")),
+        ("float6e3m2", Tensor("w", FLOAT6E3M2, (2,), b"\x41\x20")),
     )
     for name, tensor in tails:
         yield refused(
