@@ -1,4 +1,4 @@
-"""Writes what the README and the page of the benchmark show of one run: words, tables, pictures.
+"""Writes what the README, the proposal and this benchmark's page show of one run.
 
 python3 tools/dev.py python tools/bench/run.py --readme --json FILE.json
 python3 tools/dev.py python tools/bench/prepacking.py --threads 1 2 --json FILE.json
@@ -130,6 +130,33 @@ def _sentences(cases: Mapping[str, Any]) -> str:
     )
 
 
+def _proposal(run: _Run) -> str:
+    """A table of this library beside those that the proposal compares, and sentences."""
+    cases = run["cases"]
+    compared = _COLUMNS[:4]
+    table = _table(
+        ["", "archive", "onnx, external data", *compared[2:]],
+        [
+            [
+                plot.title_of(name, cases[name]),
+                *(_cell(cases[name], library, True) for library in compared),
+            ]
+            for name in ("use-large", "save-large")
+        ],
+    )
+    start, large = cases["session-unpacked"], cases["real-open"]
+    nbytes = large["medians"]["session"]["anonymous"]
+    most = cases["growth-bytes"]["growth"]["edit"]["points"][-1]
+    words = (
+        f"A session of ONNX Runtime over {_size(large)} starts in {_time(large, 'session')} with "
+        f"{memory(nbytes)} of private memory (prepacking off). With {_size(start)} it starts in "
+        f"{_time(start, 'onnxarchive')}, from external data in {_time(start, 'onnxruntime')}. "
+        f"Setting metadata takes {duration(most['seconds']['median'])} in an archive of "
+        f"{_gigabytes(most['amount'])}."
+    )
+    return f"{table}\n{_paragraph(words)}"
+
+
 def _machine(run: _Run) -> str:
     """Tables of the machine and the settings."""
     rows = {
@@ -148,6 +175,7 @@ def _packed(run: _Run) -> str:
 
 PAGES: Final[Mapping[str, Mapping[str, Callable[[_Run], str]]]] = {
     "README.md": {"session": _session, "figures": _figures},
+    "spec/proposal.md": {"figures": _proposal},
     "tools/bench/README.md": {"machine": _machine, "packed weights": _packed},
 }
 

@@ -282,6 +282,9 @@ def test_words_tables_and_pictures_are_those_of_one_run(run: Any, tmp_path: Path
     readme = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "| open 2.6 GB and use every tensor | 1.23 s, 7.0 MiB | " in readme
     assert "in 98.7 ms, with 33.0 MiB of private memory" in " ".join(readme.split())
+    proposal = (tmp_path / "spec" / "proposal.md").read_text(encoding="utf-8")
+    assert "| open 2.6 GB and use every tensor | 1.23 s, 7.0 MiB | " in proposal
+    assert "in 98.7 ms with 33.0 MiB of private memory" in " ".join(proposal.split())
     shown = labels((tmp_path / "spec" / "images" / "speed.svg").read_bytes())
     assert {"1.23 s", "7.0 MiB"} <= set(shown)
     page = (tmp_path / "tools" / "bench" / "README.md").read_text(encoding="utf-8")
@@ -301,6 +304,23 @@ def test_bars_of_the_readme_have_the_figures_of_its_table() -> None:
         title, *cells = (it.strip() for it in row.strip("|").split("|"))
         assert title in labels(picture)
         assert set(", ".join(cells).split(", ")) - {""} <= set(labels(picture))
+
+
+def test_figures_of_the_proposal_are_those_of_the_readme() -> None:
+    readme, proposal = (
+        (publish.ROOT / page).read_text(encoding="utf-8")
+        for page in ("README.md", "spec/proposal.md")
+    )
+    rows = re.findall(r"^\| (?:open|save) [\d.]+ GB.*\|$", proposal, re.MULTILINE)
+    assert len(rows) == 2
+    for row in rows:
+        assert row in readme  # whose table has a further column
+    _, _, block = proposal.partition("<!-- figures -->\n")
+    words, _, _ = block.partition("<!-- end -->")
+    figures = re.findall(r"[\d.]+ (?:ms|s|MiB|GB)\b", words.rpartition("|")[2])
+    assert len(figures) == 8
+    for figure in figures:
+        assert figure in " ".join(readme.split())
 
 
 def test_a_run_that_lacks_a_case_changes_no_page(run: Any, tmp_path: Path) -> None:
