@@ -22,7 +22,7 @@ from onnxarchive.files.data_files import DataFiles, spool
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.paths import directory_of, require_no_input, require_no_tilde
 from onnxarchive.files.progress import Progress
-from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, proto, tensors
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, model_proto, tensors
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.reading.archive import Archive, contents_of, read_archive
 from onnxarchive.reading.archive_file import locked_archive_file, require_finished
@@ -380,9 +380,9 @@ def open_source(
 
 def _copy(file: File, temporary: str | None) -> memoryview:
     """A temporary copy of a remote file, if it may be a model or a zip."""
-    if file.size >= proto.SIZE_LIMIT and not is_zip(file.read(0, 4)):
+    if file.size >= model_proto.SIZE_LIMIT and not is_zip(file.read(0, 4)):
         raise ArchiveFormatError(
-            f"expected an archive, a zip or a .onnx of less than {proto.SIZE_LIMIT} bytes,"
+            f"expected an archive, a zip or a .onnx of less than {model_proto.SIZE_LIMIT} bytes,"
             f" found a file of {file.size} bytes that does not begin as a zip"
         )
     return spool(map(memoryview, file.pieces(0, file.size)), file.size, temporary)

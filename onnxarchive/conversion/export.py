@@ -20,7 +20,7 @@ from onnxarchive.files.new_directory import new_directory
 from onnxarchive.files.paths import directory_of, from_utf8, require_file_names, require_no_input
 from onnxarchive.files.progress import Progress, ProgressCounter
 from onnxarchive.files.replacement import Replacement
-from onnxarchive.model import proto, weights
+from onnxarchive.model import model_proto, weights
 from onnxarchive.model.external import stays_outside
 from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import Archive, contents_of, fill_in_place, read_archive
@@ -133,17 +133,17 @@ def _beside(destination: str | os.PathLike[str], external_data: str) -> str:
 
 def _export_single(
     archive: Archive,
-    model_proto: memoryview,
+    serialized: memoryview,
     destination: str | os.PathLike[str],
     progress: Progress | None,
     timeout: float | None,
 ) -> None:
     names = (model_entry(archive.model_id), *archive.tensors.refs)
     total = sum(archive.entries[name].nbytes for name in names)
-    if total >= proto.SIZE_LIMIT:
+    if total >= model_proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
-            f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, found "
-            f"{total}; export with external_data='NAME.data' (--external-data NAME.data)"
+            f"expected less than {model_proto.SIZE_LIMIT} bytes, the limit of a single .onnx, "
+            f"found {total}; export with external_data='NAME.data' (--external-data NAME.data)"
         )
     if contents_of(archive).file.is_mapped:
         views = {key: archive.read(key) for key in archive.tensors.refs}
@@ -151,11 +151,11 @@ def _export_single(
         data = {key: EntryData(contents_of(archive), key) for key in archive.tensors.refs}
         views = spool_all(data, directory_of(destination))
     unused = dict(views)
-    parts = weights.fill(model_proto, lambda key: unused.pop(key, None))
+    parts = weights.fill(serialized, lambda key: unused.pop(key, None))
     if unused:
         # If a singular field occurs twice, protobuf merges both messages, and `fill` skips the
         # tensors in them.
-        parts = [proto.serialize(fill_in_place(archive))]
+        parts = [model_proto.serialize(fill_in_place(archive))]
     # Tensors are read twice: for their CRC-32, and to be written.
     counter = ProgressCounter(progress, sum(map(len, [*views.values(), *parts])))
     for key, view in views.items():
@@ -177,7 +177,7 @@ def _export_external(
     timeout: float | None,
 ) -> None:
     offsets, nbytes = _offsets(archive)
-    serialized = proto.serialize(
+    serialized = model_proto.serialize(
         with_external_data(
             archive, as_location(os.path.basename(beside)), offsets=offsets, in_place=True
         )

@@ -14,7 +14,7 @@ import onnx
 
 from onnxarchive.errors import UnsupportedFeatureError
 from onnxarchive.files.paths import in_utf8
-from onnxarchive.model import proto, tensors, walking
+from onnxarchive.model import model_proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.external import StaysOutside, stays_outside
 from onnxarchive.model.keys import model_entry
@@ -70,10 +70,10 @@ def with_external_data(
             tensors.set_location(tensor, location, offset=offset, length=entry.nbytes)
             for name, value in pairs.get(entry.name, ()) if pairs else ():
                 tensor.external_data.add(key=name, value=value)
-    if nbytes >= proto.SIZE_LIMIT:
+    if nbytes >= model_proto.SIZE_LIMIT:
         raise UnsupportedFeatureError(
-            f"expected less than {proto.SIZE_LIMIT} bytes, the limit of a single .onnx, for the "
-            "model and the tensors that runtimes do not read from external data, found "
+            f"expected less than {model_proto.SIZE_LIMIT} bytes, the limit of a single .onnx, for "
+            "the model and the tensors that runtimes do not read from external data, found "
             f"{nbytes} bytes"
         )
     read = contents_of(archive).verified([key for key, _ in inner])

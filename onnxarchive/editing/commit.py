@@ -32,7 +32,7 @@ from onnxarchive.files.local_file import MappedFile, PositionalWriter, make_file
 from onnxarchive.files.paths import directory_of
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement
-from onnxarchive.model import keys, proto, tensors, walking
+from onnxarchive.model import keys, model_proto, tensors, walking
 from onnxarchive.model.keys import ASSET_PREFIX, Keys, is_key
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.contents import Contents, EntryData, check_model_sizes, check_models
@@ -263,7 +263,7 @@ def _serialize(
         if not model.is_changed:
             serialized[id] = bytes(contents.model(keys.model_entry(model.origin or ""))), {}
         elif not model.others:
-            serialized[id] = proto.encode(model.message), {}
+            serialized[id] = model_proto.encode(model.message), {}
         else:
             origins = contents.models if model.origin is None else [model.origin]
             planned = plan_model(

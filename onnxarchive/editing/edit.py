@@ -20,7 +20,7 @@ from onnxarchive.files import locking
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.paths import require_no_input
 from onnxarchive.files.progress import Progress
-from onnxarchive.model import dtypes, keys, proto, tensors, walking
+from onnxarchive.model import dtypes, keys, model_proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.keys import PACKED_PREFIX
 from onnxarchive.model.prepacked import unused_nbytes, warn_of_sets
@@ -409,11 +409,11 @@ class EditedMetadata(_EditedMapping[str]):
 
     def _pairs(self) -> dict[str, str]:
         changes = self._changes
-        return proto.metadata(changes.draft(changes.model_id).message)
+        return model_proto.metadata(changes.draft(changes.model_id).message)
 
     def _set(self, pairs: dict[str, str]) -> None:
         changes = self._changes
-        proto.set_metadata(EditedModels(changes)[changes.model_id], pairs)
+        model_proto.set_metadata(EditedModels(changes)[changes.model_id], pairs)
 
 
 class EditedAssets(_EditedMapping[bytes]):

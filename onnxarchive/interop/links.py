@@ -35,7 +35,7 @@ from onnxarchive.files.paths import (
 from onnxarchive.files.replacement import Replacement
 from onnxarchive.interop.onnxruntime import machine
 from onnxarchive.interop.packed_pairs import packed_pairs, ranges_of
-from onnxarchive.model import proto, tensors
+from onnxarchive.model import model_proto, tensors
 from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import Archive, contents_of, open, with_model
 from onnxarchive.reading.check import Finding
@@ -164,9 +164,9 @@ def _require_target(target: str | os.PathLike[str], archive: str | None) -> None
 def _write_link(archive: Archive, path: str, target: str, pairs: Pairs | None) -> None:
     """Writes a link of the archive's chosen model; `path` is the present path of the archive."""
     linked = with_external_data(archive, _location(path, target), pairs=pairs, in_place=True)
-    proto.take_link_fingerprint(linked)
-    linked.metadata_props.add(key=proto.LINK_FINGERPRINT, value=fingerprint(archive))
-    serialized = proto.serialize(linked)
+    model_proto.take_link_fingerprint(linked)
+    linked.metadata_props.add(key=model_proto.LINK_FINGERPRINT, value=fingerprint(archive))
+    serialized = model_proto.serialize(linked)
     with Replacement(target) as replacement:
         replacement.writer.write(serialized)
         replacement.commit()
@@ -257,12 +257,12 @@ class _LinkReport(Report):
 def _parse(path: str | os.PathLike[str]) -> onnx.ModelProto:
     path = Location.of(path).require_local()
     with MappedFile(path) as file, with_path(path):
-        if file.size >= proto.SIZE_LIMIT:
+        if file.size >= model_proto.SIZE_LIMIT:
             raise ArchiveFormatError(
-                f"expected a link of less than {proto.SIZE_LIMIT} bytes, the limit of a single "
-                f".onnx, found {file.size}"
+                f"expected a link of less than {model_proto.SIZE_LIMIT} bytes, the limit of a "
+                f"single .onnx, found {file.size}"
             )
-        model = proto.parse(file.read(0, file.size), _LinkReport())
+        model = model_proto.parse(file.read(0, file.size), _LinkReport())
     assert model is not None  # else `_LinkReport` has raised an error
     return model
 
@@ -305,7 +305,7 @@ def _faults(
     path = files[0] if given is None else given
     if path is None:
         return
-    mark = proto.take_link_fingerprint(model)
+    mark = model_proto.take_link_fingerprint(model)
     try:
         archive = open(path, model=(mark or "").partition(" ")[2])
     except ModelNotFoundError as error:
@@ -322,7 +322,7 @@ def _faults(
                 yield f"external data is in {file}, not in {archive.path}"
         if mark is None:
             yield (
-                f"the metadata {proto.LINK_FINGERPRINT!r}, which identifies the archive, is "
+                f"the metadata {model_proto.LINK_FINGERPRINT!r}, which identifies the archive, is "
                 "missing; write a new link"
             )
         elif mark != fingerprint(archive):

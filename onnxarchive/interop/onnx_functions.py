@@ -18,7 +18,7 @@ import onnx
 from onnxarchive.conversion.linked_models import with_external_data
 from onnxarchive.errors import path_in_errors, with_path
 from onnxarchive.files.new_directory import temporary_directory
-from onnxarchive.model import proto, walking
+from onnxarchive.model import model_proto, walking
 from onnxarchive.model.external import is_unread
 from onnxarchive.model.keys import model_entry
 from onnxarchive.reading.archive import contents_of, open
@@ -63,7 +63,9 @@ def check_model(
         assert onnxarchive.check_model("model.onnxa", full_check=True) == []
     """
     with open(path, model=model) as archive, with_path(path):
-        serialized = proto.serialize(with_external_data(archive, _EMPTY, is_unread, in_place=True))
+        serialized = model_proto.serialize(
+            with_external_data(archive, _EMPTY, is_unread, in_place=True)
+        )
     with (
         path_in_errors("the system's temporary directory"),
         temporary_directory(os.path.join(tempfile.gettempdir(), "onnxarchive")) as directory,

@@ -37,7 +37,7 @@ from onnxarchive.errors import (
 from onnxarchive.files.data import crc32
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.interop.packed_pairs import packed_pairs
-from onnxarchive.model import proto, walking
+from onnxarchive.model import model_proto, walking
 from onnxarchive.model.external import stays_outside
 from onnxarchive.model.tensors import TensorRef, text
 from onnxarchive.reading.archive import Archive, contents_of, open
@@ -290,7 +290,7 @@ class SessionInputs:
                     pairs = packed.get(model_id, {})
                 is_outside = stays_outside(archive.model, in_functions=True)
                 linked = with_external_data(archive, name, is_outside, pairs=pairs, in_place=is_own)
-                self.model, self.packed = proto.encode(linked), len(pairs)
+                self.model, self.packed = model_proto.encode(linked), len(pairs)
         if self._copy is not None:
             set_entries(self._copy, self.entries)
 
@@ -354,7 +354,7 @@ def _model_in_memory(archive: Archive, options: Any, *, in_place: bool) -> bytes
     keys = [key for key, ref in refs.items() if is_outside(ref, entries[key].nbytes)]
     views = list(contents_of(archive).views(keys))
     with with_path(archive.path):
-        model = proto.encode(with_external_data(archive, None, is_outside, in_place=in_place))
+        model = model_proto.encode(with_external_data(archive, None, is_outside, in_place=in_place))
     if add_buffers is not None and keys:
         set_entries(options, {_USE_BUFFERS: "1"})
         _buffers[options] = views
@@ -581,4 +581,4 @@ def _may_need_custom_operators(model: onnx.ModelProto) -> bool:
 def _identity_model() -> bytes:
     """A model without a node, whose output is its input."""
     text = '<ir_version: 7, opset_import: ["": 13]> identity (float[1] x) => (float[1] x) { }'
-    return proto.serialize(onnx.parser.parse_model(text))
+    return model_proto.serialize(onnx.parser.parse_model(text))

@@ -37,7 +37,7 @@ from onnxarchive.interop.onnxruntime import (
     set_entries,
 )
 from onnxarchive.interop.packed_pairs import ranges_of
-from onnxarchive.model import proto, tensors
+from onnxarchive.model import model_proto, tensors
 from onnxarchive.model.external import is_constant_value
 from onnxarchive.model.keys import ASSET_PREFIX
 from onnxarchive.model.prepacked import (
@@ -257,7 +257,7 @@ def _write_packed(archive: Archive, stem: str, sess_options: ort.SessionOptions 
     _lift_constants(model)
     with run_errors("load", archive.model_id):
         require_onnxruntime().InferenceSession(
-            proto.encode(model), options, ["CPUExecutionProvider"]
+            model_proto.encode(model), options, ["CPUExecutionProvider"]
         )
 
 

@@ -23,7 +23,7 @@ from onnxarchive.errors import ArchiveFormatError, UnsupportedFeatureError, with
 from onnxarchive.files.paths import require_no_input
 from onnxarchive.files.progress import Progress
 from onnxarchive.files.replacement import Replacement
-from onnxarchive.model import dtypes, proto, tensors, walking
+from onnxarchive.model import dtypes, model_proto, tensors, walking
 from onnxarchive.model.copying import copied
 from onnxarchive.model.external import StaysOutside, is_unread
 from onnxarchive.model.keys import model_entry
@@ -150,11 +150,11 @@ def _view_of_weights(archive: Archive, weights: Weights | None) -> Weights:
     """
     names = (model_entry(archive.model_id), *archive.tensors.refs)
     nbytes = sum(archive.entries[name].nbytes for name in names)
-    if nbytes < proto.SIZE_LIMIT:
+    if nbytes < model_proto.SIZE_LIMIT:
         return weights or "loaded"
     problem = (
         f"a model of {nbytes} bytes with its weights cannot be loaded, since the limit of protobuf "
-        f"is {proto.SIZE_LIMIT - 1}"
+        f"is {model_proto.SIZE_LIMIT - 1}"
     )
     if weights is None:
         raise ValueError(

@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from onnxarchive.errors import ArchiveFormatError, quoted
 from onnxarchive.model.external import may_give_shape, weight_name
 from onnxarchive.model.keys import PACKED_PREFIX
-from onnxarchive.model.proto import CheckedModel
+from onnxarchive.model.references import CheckedModel
 from onnxarchive.model.tensors import text
 
 PREFIX: Final = PACKED_PREFIX

@@ -23,7 +23,7 @@ from onnxarchive.files import locking, threads
 from onnxarchive.files.data import Closing, File, closing_on_error
 from onnxarchive.files.local_file import MappedFile, Prefetch
 from onnxarchive.files.progress import Progress, ProgressCounter
-from onnxarchive.model import proto, tensors
+from onnxarchive.model import model_proto, tensors
 from onnxarchive.model.keys import is_model
 from onnxarchive.reading.archive_file import locked_archive_file
 from onnxarchive.reading.contents import (
@@ -131,7 +131,7 @@ class Archive(Closing):
 
         It is read-only; `onnxarchive.edit` changes the metadata.
         """
-        return MappingProxyType(proto.metadata(self._contents.models[self.model_id].model))
+        return MappingProxyType(model_proto.metadata(self._contents.models[self.model_id].model))
 
     def read(self, name: str) -> memoryview:
         """The bytes of an entry, read-only: a view of a mapped file, or a copy.

@@ -40,9 +40,9 @@ from onnxarchive.files.data import (
 )
 from onnxarchive.files.local_file import MappedFile
 from onnxarchive.files.progress import ProgressCounter
-from onnxarchive.model import keys, proto, tensors
+from onnxarchive.model import keys, model_proto, references, tensors
 from onnxarchive.model.keys import MODEL_PROTO
-from onnxarchive.model.proto import CheckedModel
+from onnxarchive.model.references import CheckedModel
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.reading.archive_file import require_finished
 from onnxarchive.zipformat.directory import EMPTY, Directory, Entry, read_directory
@@ -50,7 +50,7 @@ from onnxarchive.zipformat.end_records import SEARCHED_SIZE, TAIL_SIZE, check_fa
 from onnxarchive.zipformat.layout import MIN_ALIGNMENT
 from onnxarchive.zipformat.local_header import check_local_header
 
-MAX_MODEL_NBYTES = proto.SIZE_LIMIT - 1
+MAX_MODEL_NBYTES = model_proto.SIZE_LIMIT - 1
 _Value = TypeVar("_Value", covariant=True)
 
 
@@ -530,23 +530,23 @@ def check_models(
 ) -> dict[str, CheckedModel]:
     """Parses models, and compares their tensors with the entries of the archive.
 
-    The arguments are those of `proto.check_all_references`, with the bytes of each model in place
-    of the model, the default one first.
+    The arguments are those of `references.check_all_references`, with the bytes of each model in
+    place of the model, the default one first.
 
     Returns:
         The models by entry name, up to the first one that is not valid.
     """
-    if len(data) > 1 and not proto.check_messages_together(data.values(), report):
+    if len(data) > 1 and not model_proto.check_messages_together(data.values(), report):
         return {}
     models: dict[str, onnx.ModelProto] = {}
     for name, serialized in data.items():
-        model = proto.parse(serialized, report, name)
+        model = model_proto.parse(serialized, report, name)
         if model is None:
             # If a model is malformed, `check_messages_together` returns True without counting all
             # messages. So the later models are not parsed: they may have too many messages.
             break
         models[name] = model
-    return proto.check_all_references(
+    return references.check_all_references(
         models, sizes, report, are_all=are_all, are_all_models=len(models) == len(data) > 0
     )
 

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from onnxarchive.errors import ArchiveFormatError, ChecksumError, Strict, quoted, without_traceback
 from onnxarchive.files.data import Data, File, Range, Streamed
 from onnxarchive.files.paths import OutsideError
-from onnxarchive.model import proto, serialization, tensors, wire
+from onnxarchive.model import model_proto, serialization, tensors, wire
 from onnxarchive.model.keys import PLAIN_PATH, is_plain_path
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.weights import SPAN_LOCATION, Span, decode, strip_weights
@@ -92,10 +92,10 @@ class _StrippedFile:
 
 
 def _strip(file: File) -> _StrippedFile:
-    if file.size >= proto.SIZE_LIMIT:  # before `view` inflates an entry of a zip
+    if file.size >= model_proto.SIZE_LIMIT:  # before `view` inflates an entry of a zip
         raise ArchiveFormatError(
-            f"expected a model of less than {proto.SIZE_LIMIT} bytes, found {file.size}; store "
-            "its tensors as external data",
+            f"expected a model of less than {model_proto.SIZE_LIMIT} bytes, found {file.size}; "
+            "store its tensors as external data",
             rule="MODEL-2",
         )
     view = Range.whole(file).view()
@@ -123,7 +123,7 @@ def _parse(stripped: _StrippedFile) -> onnx.ModelProto:
                 f"there is no graph in the {stripped.file.size} bytes of the file; it is not a "
                 ".onnx"
             )
-    proto.take_link_fingerprint(model)  # a link has one, a model in an archive has none
+    model_proto.take_link_fingerprint(model)  # a link has one, a model in an archive has none
     return model
 
 
@@ -204,10 +204,10 @@ class Finder:
         The messages of all models together are counted before a model is parsed (MODEL-3).
         """
         all_stripped = [*map(_strip, models)]
-        if wire.have_more_messages([one.data for one in all_stripped], proto.MAX_MESSAGES):
+        if wire.have_more_messages([one.data for one in all_stripped], model_proto.MAX_MESSAGES):
             models_have = "all models together have" if len(models) > 1 else "the model has"
             raise ArchiveFormatError(
-                f"{models_have} more than {proto.MAX_MESSAGES} messages, the limit",
+                f"{models_have} more than {model_proto.MAX_MESSAGES} messages, the limit",
                 rule="MODEL-3",
             )
         sources = [*map(self._read_model, all_stripped)]

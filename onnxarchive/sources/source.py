@@ -12,7 +12,7 @@ import onnx
 
 from onnxarchive.errors import UnsupportedFeatureError, quoted_names
 from onnxarchive.files.data import Data, Streamed
-from onnxarchive.model import dtypes, proto, tensors
+from onnxarchive.model import dtypes, model_proto, tensors
 from onnxarchive.model.dtypes import DataType
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.zipformat.layout import MAX_ENTRIES
@@ -153,15 +153,15 @@ def require_entry_count(tensor_nbytes: Collection[int], other_entries: int) -> N
     ascending = sorted(tensor_nbytes)
     # The largest tensor that has to stay in the model, and all as small as it.
     threshold = ascending[count - MAX_ENTRIES - 1] + 1
-    if sum(nbytes for nbytes in ascending if nbytes < threshold) < proto.SIZE_LIMIT:
+    if sum(nbytes for nbytes in ascending if nbytes < threshold) < model_proto.SIZE_LIMIT:
         remedy = (
             f"size_threshold={threshold} (--size-threshold {threshold}) keeps enough tensors in "
             "the model"
         )
     else:
         remedy = (
-            f"no size_threshold helps, since the model must stay below {proto.SIZE_LIMIT} bytes; "
-            "merge tensors, or split the model"
+            f"no size_threshold helps, since the model must stay below {model_proto.SIZE_LIMIT} "
+            "bytes; merge tensors, or split the model"
         )
     raise UnsupportedFeatureError(f"{problem}; {remedy}", rule="ZIP-4")
 

@@ -19,7 +19,7 @@ import onnx
 from onnxarchive.errors import ArchiveFormatError, Strict, quoted, without_traceback
 from onnxarchive.files.data import Bytes, Data, Made, Range, read_together
 from onnxarchive.files.data_files import DataFiles, spool_all
-from onnxarchive.model import keys, proto, tensors, walking, weights
+from onnxarchive.model import keys, model_proto, tensors, walking, weights
 from onnxarchive.model.copying import with_locations
 from onnxarchive.model.keys import ASSET_PREFIX, MODEL_PROTO, Keys, least_alignment
 from onnxarchive.model.tensors import TensorRef
@@ -128,11 +128,11 @@ class PlannedModel:
         """Serializes the model, and frees it before the bytes are parsed, which checks them.
 
         Raises:
-            ArchiveFormatError: The model could not be read back; see `proto.serialize`.
+            ArchiveFormatError: The model could not be read back; see `model_proto.serialize`.
         """
-        data = proto.encode(self.model)
+        data = model_proto.encode(self.model)
         del self.model
-        proto.parse(data, Strict())
+        model_proto.parse(data, Strict())
         return data, self.inlined
 
 
@@ -143,9 +143,9 @@ def model_items(models: Mapping[str, SerializedModel]) -> tuple[Item, ...]:
         ArchiveFormatError: A model is too large, or the models have too many messages (MODEL-3).
     """
     if len(models) > 1:
-        proto.check_messages_together([data for data, _ in models.values()], Strict())
+        model_proto.check_messages_together([data for data, _ in models.values()], Strict())
     return tuple(
-        Item(keys.model_entry(id), Bytes(*proto.filled(*models[id])))
+        Item(keys.model_entry(id), Bytes(*model_proto.filled(*models[id])))
         for id in (*sorted(models.keys() - {""}), "")
     )
 
@@ -351,7 +351,7 @@ def plan_model(
             idle.append(ref.path)
     if shared:
         shared.add(entries.unshared)
-    proto.require_size(sum(data.nbytes for _, data in staying))  # before any of them is read
+    model_proto.require_size(sum(data.nbytes for _, data in staying))  # before any of them is read
     small, large = _staying(staying, temporary)
     inlined: dict[str, memoryview] = {}
     for path, view in large.items():

@@ -12,7 +12,7 @@ from onnxarchive.errors import ArchiveFormatError, Strict, with_path
 from onnxarchive.files.data import Closing, closing_on_error
 from onnxarchive.files.progress import ProgressCounter
 from onnxarchive.files.replacement import Replacement
-from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, proto, tensors
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, references, tensors
 from onnxarchive.model.keys import ASSET_PREFIX, Keys, model_entry
 from onnxarchive.model.tensors import TensorRef
 from onnxarchive.model.walking import Path
@@ -260,7 +260,7 @@ class Writer(Closing):
         planned[""].model.graph.initializer.extend(unused.values())
         sizes = self._nbytes | {item.name: item.data.nbytes for item in items}
         by_entry = {model_entry(id): plan.model for id, plan in planned.items()}
-        proto.check_all_references(by_entry, sizes, Strict())
+        references.check_all_references(by_entry, sizes, Strict())
         return Plan(items, model_items({id: plan.serialize() for id, plan in planned.items()}))
 
     def close(self) -> None:

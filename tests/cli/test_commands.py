@@ -648,7 +648,7 @@ def test_a_full_device_as_standard_output_is_named(
 def test_messages_name_options_and_no_arguments_of_functions(
     archive: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("onnxarchive.model.proto.SIZE_LIMIT", 1 << 10)
+    monkeypatch.setattr("onnxarchive.model.model_proto.SIZE_LIMIT", 1 << 10)
     assert error_of(capsys, "export", archive, archive.with_name("m.onnx")).endswith(
         "; export with --external-data NAME.data\n"
     )

@@ -30,7 +30,7 @@ from sparse_files import (
 from zip_entries import add_bytes
 
 import onnxarchive
-from onnxarchive.model import proto
+from onnxarchive.model import model_proto
 from onnxarchive.model.keys import MODEL_PROTO
 from onnxarchive.zipformat.writer import ZipWriter
 
@@ -285,7 +285,9 @@ def test_a_model_of_more_messages_than_allowed_is_refused_without_parsing_it(
     folder: Path, kind: str
 ) -> None:
     path = folder / "m"
-    nodes = b"\x0a\x00" * proto.MAX_MESSAGES  # each takes a hundred bytes and more once parsed
+    nodes = (
+        b"\x0a\x00" * model_proto.MAX_MESSAGES
+    )  # each takes a hundred bytes and more once parsed
     model = onnx.ModelProto(ir_version=10).SerializeToString()
     model += header(GRAPH, len(nodes)) + nodes
     if kind == "archive":
@@ -304,7 +306,8 @@ def refused():
     try:
         onnxarchive.{call}
     except onnxarchive.ArchiveFormatError as error:
-        assert error.rule == "MODEL-3" and "{proto.MAX_MESSAGES} messages" in str(error), error
+        assert error.rule == "MODEL-3", error
+        assert "{model_proto.MAX_MESSAGES} messages" in str(error), error
         return
     raise AssertionError("not refused")
 print(growth(refused))

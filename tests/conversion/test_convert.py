@@ -294,7 +294,7 @@ def test_a_model_over_the_limit_is_not_exported_to_one_file(
 ) -> None:
     with onnxarchive.open(path) as archive:
         size = sum(archive.entries[name].nbytes for name in ("__MODEL_PROTO", *keys_of(archive)))
-    monkeypatch.setattr("onnxarchive.model.proto.SIZE_LIMIT", size)
+    monkeypatch.setattr("onnxarchive.model.model_proto.SIZE_LIMIT", size)
     with pytest.raises(UnsupportedFeatureError, match="external_data=") as caught:
         onnxarchive.export(path, path.parent / "m.onnx")
     assert caught.value.path == str(path)
@@ -307,7 +307,7 @@ def test_assets_do_not_count_towards_the_limit_of_one_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnxarchive.save(mixed_model(), path, assets={"large": bytes(1 << 20)})
-    monkeypatch.setattr("onnxarchive.model.proto.SIZE_LIMIT", 1 << 20)
+    monkeypatch.setattr("onnxarchive.model.model_proto.SIZE_LIMIT", 1 << 20)
     onnxarchive.export(path, path.parent / "m.onnx")
     assert onnx.load(path.parent / "m.onnx") == mixed_model()
 

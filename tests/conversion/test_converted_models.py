@@ -18,7 +18,7 @@ from zip_entries import add_bytes
 
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError
-from onnxarchive.model import proto
+from onnxarchive.model import model_proto
 from onnxarchive.zipformat.writer import ZipWriter
 
 
@@ -99,7 +99,7 @@ def test_messages_of_all_models_of_a_source_are_counted_before_one_is_parsed(
     with zipfile.ZipFile(path) as archive:
         archive.extractall(directory)
     zipped(tmp_path / "m.zip", contents(directory), zipfile.ZIP_DEFLATED)
-    monkeypatch.setattr(proto, "MAX_MESSAGES", 10)
+    monkeypatch.setattr(model_proto, "MAX_MESSAGES", 10)
     parse = patch.object(onnx.ModelProto, "FromString", side_effect=AssertionError("parsed"))
     for source in (directory, tmp_path / "m.zip"):
         with (

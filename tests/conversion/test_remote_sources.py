@@ -415,7 +415,7 @@ def test_a_model_too_large_for_a_single_file_is_not_fetched(
     targets: Path, web: WebServer, access: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     web.files[PATH] = saved(model_of(raw_tensor("w", dims=(1_000_000,))))
-    monkeypatch.setattr("onnxarchive.model.proto.SIZE_LIMIT", 3_000_000)
+    monkeypatch.setattr("onnxarchive.model.model_proto.SIZE_LIMIT", 3_000_000)
     with pytest.raises(UnsupportedFeatureError, match="external_data="):
         onnxarchive.export(web.url(PATH), targets / "target", **access)
     assert web.nbytes < 500_000

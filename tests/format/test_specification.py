@@ -20,7 +20,7 @@ import pytest
 from zip_image import unpacked_record
 
 import onnxarchive
-from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, keys, proto, tensors, walking
+from onnxarchive.model import DEFAULT_SIZE_THRESHOLD, dtypes, keys, model_proto, tensors, walking
 from onnxarchive.reading.check import rules
 from onnxarchive.zipformat import end_records, layout, records
 from onnxarchive.zipformat.end_records import MAX_RECORD_SIZE, TAIL_SIZE
@@ -97,7 +97,7 @@ def test_table_of_stages_has_the_stages_of_the_rules() -> None:
         ("ALIGN-2", [layout.MIN_ALIGNMENT, layout.MAX_ALIGNMENT]),
         ("KEY-1", [keys.MAX_KEY_SIZE]),
         ("ASSET-1", [keys.MAX_ASSET_COMPONENT_SIZE, keys.MAX_ASSET_NAME_SIZE]),
-        ("MODEL-3", [proto.MAX_MESSAGES]),
+        ("MODEL-3", [model_proto.MAX_MESSAGES]),
         ("TENSOR-2", [dtypes.MAX_RANK]),
     ],
 )
@@ -109,7 +109,7 @@ def test_limits_of_the_code_are_in_their_rule(rule: str, numbers: list[int]) -> 
 @pytest.mark.parametrize(
     "sentence",
     [
-        f"2 GiB are {proto.SIZE_LIMIT:,} bytes.",
+        f"2 GiB are {model_proto.SIZE_LIMIT:,} bytes.",
         f"The threshold is {DEFAULT_SIZE_THRESHOLD:,} by default.",
         f"reads the last {end_records.SEARCHED_SIZE:,} bytes",
     ],

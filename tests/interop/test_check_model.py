@@ -27,7 +27,7 @@ from onnx import helper, numpy_helper
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, Finding, UnsupportedFeatureError
 from onnxarchive.interop.onnx_functions import check_model
-from onnxarchive.model import proto
+from onnxarchive.model import model_proto
 
 
 @pytest.fixture(autouse=True)
@@ -154,13 +154,13 @@ def test_a_model_too_large_without_its_weights_is_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     onnxarchive.save(_sparse_model(1000), path, convert_attribute=True)
-    monkeypatch.setattr(proto, "SIZE_LIMIT", 10_000)
+    monkeypatch.setattr(model_proto, "SIZE_LIMIT", 10_000)
     with pytest.raises(UnsupportedFeatureError, match=r"\.onnxa: expected less than 10000 bytes"):
         check_model(path)
 
 
 def test_attributes_stored_outside_are_checked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proto, "SIZE_LIMIT", 10_000)  # the large tensor stays outside
+    monkeypatch.setattr(model_proto, "SIZE_LIMIT", 10_000)  # the large tensor stays outside
     model = runnable_model()
     large = raw_tensor("large", dims=(4000,))
     model.graph.node.add(op_type="Constant", output=["c"], attribute=[attribute("value", t=large)])

@@ -42,7 +42,7 @@ from written import write_model
 
 import onnxarchive
 from onnxarchive.interop.links import linked_archive
-from onnxarchive.model import proto
+from onnxarchive.model import model_proto
 
 X = np.linspace(-1, 1, 2048, dtype=np.float32).reshape(2, 1024)
 KEY = "onnxarchive.link"
@@ -526,7 +526,7 @@ def test_a_link_of_more_messages_than_a_model_may_have_is_refused_unparsed(
     link: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = sum(1 for _ in every_message(parsed(link)))
-    monkeypatch.setattr(proto, "MAX_MESSAGES", count)
+    monkeypatch.setattr(model_proto, "MAX_MESSAGES", count)
     assert onnxarchive.check_link(link) == []
     link.write_bytes(link.read_bytes() + onnx.ModelProto(metadata_props=[{}]).SerializeToString())
     with pytest.raises(onnxarchive.ArchiveFormatError) as caught:

@@ -19,7 +19,7 @@ from onnx import helper, numpy_helper
 import onnxarchive
 from onnxarchive import ModelNotFoundError, UnsupportedFeatureError
 from onnxarchive.interop import netron, run
-from onnxarchive.model import proto
+from onnxarchive.model import model_proto
 
 ort = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
 
@@ -93,7 +93,7 @@ def links(archive: Path) -> dict[str, Path]:
 @pytest.mark.parametrize("model", IDS)
 def test_a_link_of_each_model_is_read_by_other_tools(links: dict[str, Path], model: str) -> None:
     linked = onnx.load(links[model])
-    assert proto.take_link_fingerprint(linked) is not None
+    assert model_proto.take_link_fingerprint(linked) is not None
     assert normalised(linked) == given(model)
     onnx.checker.check_model(links[model], full_check=True)
     (found,) = run_model(links[model], x=X)
@@ -151,7 +151,7 @@ def test_a_weight_that_is_changed_breaks_the_links_of_its_model_alone(
 
 def test_a_link_of_one_model_is_checked_against_that_model(links: dict[str, Path]) -> None:
     model = onnx.load(links["decoder"], load_external_data=False)
-    (mark,) = (it for it in model.metadata_props if it.key == proto.LINK_FINGERPRINT)
+    (mark,) = (it for it in model.metadata_props if it.key == model_proto.LINK_FINGERPRINT)
     assert mark.value.endswith(" decoder")
     mark.value = mark.value.removesuffix(" decoder")
     links["decoder"].write_bytes(model.SerializeToString())
@@ -246,11 +246,11 @@ def test_the_limit_of_protobuf_applies_to_each_model_alone(
     onnxarchive.save(large, path, models={"small": small})
     onnxarchive.save(small, tmp_path / "n.onnxa", models={"large": large})
     limit = 70_000  # between the smaller model with its weights and the larger one
-    monkeypatch.setattr(proto, "SIZE_LIMIT", limit)
+    monkeypatch.setattr(model_proto, "SIZE_LIMIT", limit)
     onnxarchive.export(path, tmp_path / "small.onnx", model="small")
     with pytest.raises(UnsupportedFeatureError, match=f"less than {limit} bytes"):
         onnxarchive.export(path, tmp_path / "large.onnx")
-    monkeypatch.setattr(proto, "SIZE_LIMIT", 5_000)
+    monkeypatch.setattr(model_proto, "SIZE_LIMIT", 5_000)
     onnxarchive.link(path, tmp_path / "small.onnx", model="small")
     with pytest.raises(UnsupportedFeatureError, match="less than 5000 bytes"):
         onnxarchive.link(tmp_path / "n.onnxa", tmp_path / "large.onnx", model="large")

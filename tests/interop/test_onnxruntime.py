@@ -37,7 +37,7 @@ import onnxarchive
 from onnxarchive import ArchiveError, ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.conversion.linked_models import with_external_data
 from onnxarchive.interop.onnxruntime import OPTIMIZED_DATA, copy_options
-from onnxarchive.model import proto
+from onnxarchive.model import model_proto
 from onnxarchive.reading.archive import Archive
 
 FOLDER = "session.model_external_initializers_file_folder_path"
@@ -357,11 +357,11 @@ def test_a_model_that_would_take_2_gib_is_refused(
 ) -> None:
     with onnxarchive.open(archive) as opened:
         nbytes = sum(entry.nbytes for entry in opened.entries.values())
-        monkeypatch.setattr(proto, "SIZE_LIMIT", nbytes)
+        monkeypatch.setattr(model_proto, "SIZE_LIMIT", nbytes)
         with pytest.raises(UnsupportedFeatureError, match="do not read") as caught:
             with_external_data(opened, "x", lambda ref, size: False)
         assert f"found {nbytes}" in str(caught.value)
-        monkeypatch.setattr(proto, "SIZE_LIMIT", nbytes + 1)
+        monkeypatch.setattr(model_proto, "SIZE_LIMIT", nbytes + 1)
         assert with_external_data(opened, "x", lambda ref, size: False) == runnable_model()
 
 
@@ -369,10 +369,10 @@ def test_a_model_that_reaches_2_gib_with_its_external_data_is_refused(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, _ = onnxarchive.session_options(archive)
-    monkeypatch.setattr(proto, "SIZE_LIMIT", len(model))
+    monkeypatch.setattr(model_proto, "SIZE_LIMIT", len(model))
     with pytest.raises(ArchiveFormatError, match=f"less than {len(model)} bytes"):
         onnxarchive.session(archive)
-    monkeypatch.setattr(proto, "SIZE_LIMIT", len(model) + 1)
+    monkeypatch.setattr(model_proto, "SIZE_LIMIT", len(model) + 1)
     assert onnxarchive.session_options(archive)[0] == model
 
 

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxarchive
 from onnxarchive import ArchiveFormatError, UnsupportedFeatureError
 from onnxarchive.interop.transform import Weights
-from onnxarchive.model import proto
+from onnxarchive.model import model_proto
 
 HOWS: tuple[Weights | None, ...] = (None, "hidden", "external", "loaded")
 SEEN: tuple[Weights | None, ...] = (None, "external")
@@ -92,7 +92,7 @@ def test_from_2_gib_on_the_caller_has_to_choose_what_a_function_gets(
     with onnxarchive.open(products) as archive:
         nbytes = sum(entry.nbytes for entry in archive.entries.values())
     target = tmp_path / "new.onnxa"
-    monkeypatch.setattr(proto, "SIZE_LIMIT", nbytes)
+    monkeypatch.setattr(model_proto, "SIZE_LIMIT", nbytes)
     calls: list[onnx.ModelProto] = []
 
     def note(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -107,7 +107,7 @@ def test_from_2_gib_on_the_caller_has_to_choose_what_a_function_gets(
     assert not target.exists()
     for weights in NOT_LOADED:
         onnxarchive.transform(products, target, renamed, weights=weights)
-    monkeypatch.setattr(proto, "SIZE_LIMIT", nbytes + 1)
+    monkeypatch.setattr(model_proto, "SIZE_LIMIT", nbytes + 1)
     onnxarchive.transform(products, target, renamed)
     assert onnxarchive.load(target) == renamed(two_products())
 

@@ -23,7 +23,7 @@ from versions import needs_compiled_parser
 
 import onnxarchive
 from onnxarchive.errors import ArchiveFormatError
-from onnxarchive.model import proto, wire
+from onnxarchive.model import model_proto, wire
 from onnxarchive.model.weights import fill, strip_weights
 
 # Runs of one field
@@ -336,7 +336,9 @@ def export(folder: Path) -> None:
 def test_values_of_a_forest_take_no_step_of_python_each(
     act: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(proto, "MAX_MESSAGES", 100)  # so that a small model is read to count them
+    monkeypatch.setattr(
+        model_proto, "MAX_MESSAGES", 100
+    )  # so that a small model is read to count them
     counts = []
     for folder, count in (("warm", COUNT), ("few", COUNT), ("many", 4 * COUNT)):
         path = tmp_path / folder

@@ -13,7 +13,7 @@ import onnx
 import onnxarchive
 from google.protobuf.internal import api_implementation
 from onnxarchive.errors import Strict
-from onnxarchive.model import proto, wire
+from onnxarchive.model import model_proto, wire
 
 assert api_implementation.Type() == "python"
 GRAPH = b"\\x3a"
@@ -29,7 +29,7 @@ def nested(depth):
 
 def read(data):
     try:
-        return proto.parse(data, Strict())
+        return model_proto.parse(data, Strict())
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 

@@ -36,7 +36,7 @@ from zip_entries import add_bytes
 import onnxarchive
 from onnxarchive import ArchiveFormatError, ChecksumError, ModelNotFoundError, Writer
 from onnxarchive.files.data import Crc32, are_equal
-from onnxarchive.model import proto
+from onnxarchive.model import model_proto
 from onnxarchive.zipformat.writer import ZipWriter
 
 DEFAULT = "__MODEL_PROTO"
@@ -410,7 +410,7 @@ def test_models_with_too_many_messages_together_are_refused(
     model = nested_model(20)
     onnxarchive.save(model, path, models={"other": model})
     before = path.read_bytes()
-    monkeypatch.setattr(proto, "MAX_MESSAGES", 100)
+    monkeypatch.setattr(model_proto, "MAX_MESSAGES", 100)
     onnxarchive.save(model, path.with_name("alone"))
     path.with_name("alone").unlink()
     writes: list[Callable[[], None]] = [

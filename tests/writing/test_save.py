@@ -497,7 +497,7 @@ def test_a_model_without_graph_is_refused(tmp_path: Path, target: Path) -> None:
 def test_a_model_too_large_without_its_tensors_is_refused_with_the_remedy(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onnxarchive.model.proto.SIZE_LIMIT", 2000)
+    monkeypatch.setattr("onnxarchive.model.model_proto.SIZE_LIMIT", 2000)
     model = model_of(*(raw_tensor(f"w{index}", dims=(200,)) for index in range(3)))
     with pytest.raises(ArchiveFormatError, match="size_threshold") as caught:
         onnxarchive.save(model, target)

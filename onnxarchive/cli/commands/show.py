@@ -160,7 +160,7 @@ def add_info(commands: Any) -> None:
 
 
 def info(arguments: argparse.Namespace) -> None:
-    from onnxarchive.model import proto, tensors
+    from onnxarchive.model import model_proto, tensors
     from onnxarchive.model.tensors import text
     from onnxarchive.model.wording import describe
 
@@ -183,7 +183,7 @@ def info(arguments: argparse.Namespace) -> None:
             "sha256": _sha256_of_tensors(archive, arguments.model),
             "bytes": _bytes(archive),
             "attributes": {"tensors": len(inside), "nbytes": sum(inside)},
-            "metadata": proto.metadata(model),
+            "metadata": model_proto.metadata(model),
             "packed": described_sets(archive),
         }
     lines = []
