@@ -59,9 +59,9 @@ _MAX_SHOWN_ENTRIES = 3  # in a message
 # Errors of a rename over a mount point, or over another user's file in some directories.
 _NO_RENAME = (errno.EBUSY, errno.EPERM, errno.EACCES)
 
-_Models: TypeAlias = Mapping[str, ModelComparison]  # by id
+_Comparisons: TypeAlias = Mapping[str, ModelComparison]  # by id
 # The new data of each changed asset, by the name of its entry; None for one to remove.
-_Assets: TypeAlias = Mapping[str, Data | None]
+_ChangedAssets: TypeAlias = Mapping[str, Data | None]
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _require_valid(changes: EditState, plan: _EditPlan) -> None:
 # Planning
 
 
-def _plan_anew(changes: EditState, models: _Models, assets: _Assets) -> _EditPlan:
+def _plan_anew(changes: EditState, models: _Comparisons, assets: _ChangedAssets) -> _EditPlan:
     """Plans the whole archive as `save` does."""
     contents, options = changes.contents, changes.options
     sources = {id: model.source() for id, model in models.items()}
@@ -155,7 +155,7 @@ def _plan_anew(changes: EditState, models: _Models, assets: _Assets) -> _EditPla
     return _EditPlan(plan.items, plan.models, is_anew=True)
 
 
-def _plan_end(changes: EditState, models: _Models, assets: _Assets) -> _EditPlan:
+def _plan_end(changes: EditState, models: _Comparisons, assets: _ChangedAssets) -> _EditPlan:
     """Plans an edit that moves no entry, unless an asset is replaced or removed."""
     contents = changes.contents
     names = [*contents.entries][: contents.first_model]
@@ -178,7 +178,9 @@ def _plan_end(changes: EditState, models: _Models, assets: _Assets) -> _EditPlan
     return _EditPlan(items, model_items(serialized), stay=stay, replaced=replaced)
 
 
-def _order(names: Sequence[str], added: Sequence[str], assets: _Assets) -> tuple[list[str], int]:
+def _order(
+    names: Sequence[str], added: Sequence[str], assets: _ChangedAssets
+) -> tuple[list[str], int]:
     """The entries except the models in their new order, and how many of the first ones stay.
 
     New entries come last. If an asset is replaced or removed, tensors come before assets, and the
@@ -206,7 +208,7 @@ def _order(names: Sequence[str], added: Sequence[str], assets: _Assets) -> tuple
     return order, stay
 
 
-def _replaced(contents: Contents, models: _Models, uses: Counter[str]) -> dict[str, Item]:
+def _replaced(contents: Contents, models: _Comparisons, uses: Counter[str]) -> dict[str, Item]:
     """Items with the new bytes of entries whose tensor has other elements, by key.
 
     An entry that several models use stays: a tensor with other elements, or with another data type
@@ -240,7 +242,7 @@ def _replaced(contents: Contents, models: _Models, uses: Counter[str]) -> dict[s
 
 
 def _serialize(
-    changes: EditState, models: _Models, uses: Counter[str], replaced: Collection[str]
+    changes: EditState, models: _Comparisons, uses: Counter[str], replaced: Collection[str]
 ) -> tuple[dict[str, SerializedModel], list[Item]]:
     """Serializes the models by id, and makes entries for their new tensors.
 
@@ -282,7 +284,9 @@ def _serialize(
     return serialized, items
 
 
-def _were_of_removed_models(contents: Contents, models: _Models, unused: Sequence[str]) -> bool:
+def _were_of_removed_models(
+    contents: Contents, models: _Comparisons, unused: Sequence[str]
+) -> bool:
     """True if only models that the edit removes used these entries."""
     remaining = {model.origin for model in models.values()}
     used_before: set[str] = set()
@@ -292,7 +296,7 @@ def _were_of_removed_models(contents: Contents, models: _Models, unused: Sequenc
     return used_before.isdisjoint(unused)
 
 
-def _unused(contents: Contents, models: _Models, unused: Sequence[str]) -> ValueError:
+def _unused(contents: Contents, models: _Comparisons, unused: Sequence[str]) -> ValueError:
     """The error for tensors of the archive that no model would use."""
     listed = ", ".join(map(quoted, unused[:_MAX_SHOWN_ENTRIES]))
     if len(unused) > _MAX_SHOWN_ENTRIES:

@@ -117,7 +117,7 @@ class File(Closing):
         """True if a path is that of this local file or of its replacement, or leads to it."""
         return False
 
-    def opened(self) -> File:
+    def open_file(self) -> File:
         """The open file, which stays open until the returned object is dropped."""
         return self
 

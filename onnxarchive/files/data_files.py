@@ -62,7 +62,7 @@ class DataFiles(Closing):
             self._keep(data_file, self._open.pop(data_file, file))
         return data_file
 
-    def opened(self, data_file: DataFile) -> MappedFile:
+    def open_file(self, data_file: DataFile) -> MappedFile:
         """The open file, which is opened again if it is closed; for errors see `open`.
 
         Raises:
@@ -125,14 +125,14 @@ class DataFile(File):
             file.close()
             raise ArchiveFormatError(fault, path=file.path)
 
-    def opened(self) -> MappedFile:
+    def open_file(self) -> MappedFile:
         """The file, open at least until the caller drops it."""
-        return self._files.opened(self)
+        return self._files.open_file(self)
 
     @property
     def is_mapped(self) -> bool:
         """See `MappedFile.is_mapped`."""
-        return self.opened().is_mapped
+        return self.open_file().is_mapped
 
     @property
     def is_held(self) -> bool:
@@ -141,26 +141,26 @@ class DataFile(File):
 
     def has_path(self, path: str) -> bool:
         """See `File.has_path`."""
-        return self.opened().has_path(path)
+        return self.open_file().has_path(path)
 
     def state(self) -> Hashable:
         """See `MappedFile.state`; None for a file that was closed, and then changed or replaced."""
         try:
-            return self.opened().state()
+            return self.open_file().state()
         except ArchiveFormatError:
             return None
 
     def present_size(self) -> int | None:
         """See `File.present_size`."""
-        return self.opened().present_size()
+        return self.open_file().present_size()
 
     def read(self, offset: int, size: int) -> bytes:
         """See `File.read`."""
-        return self.opened().read(offset, size)
+        return self.open_file().read(offset, size)
 
     def view(self, offset: int = 0, nbytes: int | None = None) -> memoryview:
         """See `MappedFile.view`."""
-        return self.opened().view(offset, nbytes)
+        return self.open_file().view(offset, nbytes)
 
     def close(self) -> None:
         """Does nothing: `DataFiles` closes its files."""

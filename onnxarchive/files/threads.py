@@ -15,8 +15,8 @@ from onnxarchive.files.locking import OfOneProcess
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
-_Item = TypeVar("_Item")
-_Made = TypeVar("_Made")
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
 
 AHEAD_SIZE = 96 << 20  # limit in bytes for items that `in_order` begins before their turn
 
@@ -36,7 +36,7 @@ def require_jobs(jobs: int | None) -> int:
 
 
 def for_each(
-    items: Sequence[_Item], sizes: Sequence[int], work: Callable[[_Item], None], jobs: int
+    items: Sequence[_Argument], sizes: Sequence[int], work: Callable[[_Argument], None], jobs: int
 ) -> None:
     """Calls a function for each item; raises the error of the failed item with the lowest index.
 
@@ -72,8 +72,11 @@ def for_each(
 
 
 def in_order(
-    items: Sequence[_Item], sizes: Sequence[int], work: Callable[[_Item], _Made], jobs: int
-) -> Generator[_Made, None, None]:
+    items: Sequence[_Argument],
+    sizes: Sequence[int],
+    work: Callable[[_Argument], _Result],
+    jobs: int,
+) -> Generator[_Result, None, None]:
     """Maps a function over items in order, with bounded look-ahead in threads.
 
     The look-ahead is at most `jobs` items and `AHEAD_SIZE` bytes. Small items, and items above
@@ -88,12 +91,12 @@ def in_order(
     if executor is None:
         yield from map(work, items)
         return
-    begun: deque[tuple[int, Future[_Made]]] = deque()
+    begun: deque[tuple[int, Future[_Result]]] = deque()
     nbytes = 0  # of the items in `begun`
     own_work = OfOneProcess()
     try:
         for number, item in enumerate(items):
-            due: Future[_Made] | None = None
+            due: Future[_Result] | None = None
             if begun and begun[0][0] == number:
                 _, due = begun.popleft()
                 nbytes -= sizes[number]

@@ -104,7 +104,7 @@ def strip_weights(data: Buffer, *, size_threshold: int = DEFAULT_SIZE_THRESHOLD)
     """
     spans: list[Span] = []
 
-    def strip(tensor: _Frame) -> list[_Edit]:
+    def strip(tensor: _Frame) -> list[_Splice]:
         if tensor.depth == MAX_DEPTH:
             return []  # external_data would be nested too deep
         data_field = _data_field(wire, tensor)
@@ -147,7 +147,7 @@ def fill(model: Buffer, data: Callable[[str], Buffer | None]) -> list[bytes | me
     """
     wire = as_bytes(model)
 
-    def fill_in(tensor: _Frame) -> list[_Edit]:
+    def fill_in(tensor: _Frame) -> list[_Splice]:
         location, outdated = _external_fields(wire, tensor)
         contents = None if location is None else data(location)
         if contents is None:
@@ -320,12 +320,12 @@ _SMALLEST_EXTERNAL_TENSOR: Final = len(_EXTERNAL_LOCATION + _external_data(""))
 # Writing the wire
 
 
-_Edit: TypeAlias = tuple[int, int, list[_Piece]]
+_Splice: TypeAlias = tuple[int, int, list[_Piece]]
 """Offsets of the begin and the end of bytes in a model, and what takes their place."""
 
 
 def _with_edits(
-    wire: memoryview, smallest: int, edit: Callable[[_Frame], list[_Edit]]
+    wire: memoryview, smallest: int, edit: Callable[[_Frame], list[_Splice]]
 ) -> list[_Piece]:
     """A serialized model with edited tensors, in pieces: views of `wire`, and what is inserted.
 
@@ -346,10 +346,10 @@ def _with_edits(
 # A function inside `_with_edits` that calls itself would be in a reference cycle with the model and
 # the data, and keep both in memory until the next garbage collection.
 def _edited(
-    wire: memoryview, frame: _Frame, smallest: int, edit: Callable[[_Frame], list[_Edit]]
+    wire: memoryview, frame: _Frame, smallest: int, edit: Callable[[_Frame], list[_Splice]]
 ) -> list[_Piece]:
     """The pieces of a message; none if nothing in it changes."""
-    edits: list[_Edit] = []
+    edits: list[_Splice] = []
     if frame.message is _TENSOR:
         edits = edit(frame)
     else:

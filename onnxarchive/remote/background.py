@@ -19,9 +19,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from onnxarchive.files.locking import OfOneProcess
 
-_Made = TypeVar("_Made")
-Request: TypeAlias = Callable[[], Coroutine[Any, Any, _Made]]
-Streamed: TypeAlias = Callable[[], AsyncGenerator[_Made, None]]
+_Result = TypeVar("_Result")
+Request: TypeAlias = Callable[[], Coroutine[Any, Any, _Result]]
+StreamRequest: TypeAlias = Callable[[], AsyncGenerator[_Result, None]]
 
 IN_FLIGHT = 12  # requests at once
 SECONDS_AHEAD = 16.0  # as many bytes are under way as arrive in this time, within limits
@@ -32,7 +32,7 @@ _loop: asyncio.AbstractEventLoop | None = None
 _work: OfOneProcess | None = None  # the thread of `_loop`, which a fork lacks
 
 
-def run(name: str, request: Request[_Made]) -> _Made:
+def run(name: str, request: Request[_Result]) -> _Result:
     """Runs a request for the object of this name, and returns its result; Ctrl-C cancels it.
 
     Raises:
@@ -46,14 +46,14 @@ def run(name: str, request: Request[_Made]) -> _Made:
         del future  # else a failed future, its error and this frame would be a reference cycle
 
 
-def in_order(name: str, requests: Iterable[Request[_Made]]) -> Generator[_Made, None, None]:
+def in_order(name: str, requests: Iterable[Request[_Result]]) -> Generator[_Result, None, None]:
     """Runs requests, up to `IN_FLIGHT` at once, and yields their results in order.
 
     A request that fails ends the iterator after the results of the requests before it. Closing the
     iterator cancels running requests. At most `IN_FLIGHT` results wait for the caller.
     """
     starting = map(partial(_start, name), requests)
-    begun: deque[Future[_Made]] = deque()
+    begun: deque[Future[_Result]] = deque()
     try:
         begun.extend(islice(starting, IN_FLIGHT))
         while begun:
@@ -68,8 +68,8 @@ def in_order(name: str, requests: Iterable[Request[_Made]]) -> Generator[_Made, 
 
 
 def run_streams(
-    name: str, streams: Iterable[Streamed[_Made]], most: Callable[[], int]
-) -> Generator[_Made, None, None]:
+    name: str, streams: Iterable[StreamRequest[_Result]], most: Callable[[], int]
+) -> Generator[_Result, None, None]:
     """Runs streams, up to `most()` at once, and yields their items as soon as they arrive.
 
     Closing the iterator cancels running streams. A stream pauses while many items wait for the
@@ -77,9 +77,9 @@ def run_streams(
     """
     # None for the end of a stream. A future in the queue would complete a reference cycle, which
     # would keep the connections of cancelled streams open.
-    items: SimpleQueue[_Made | None] = SimpleQueue()
+    items: SimpleQueue[_Result | None] = SimpleQueue()
 
-    async def pump(stream: Streamed[_Made]) -> None:
+    async def pump(stream: StreamRequest[_Result]) -> None:
         async with aclosing(stream()) as arriving:
             async for item in arriving:
                 items.put(item)
@@ -111,7 +111,7 @@ def run_streams(
             future.cancel()
 
 
-def _start(name: str, request: Request[_Made]) -> Future[_Made]:
+def _start(name: str, request: Request[_Result]) -> Future[_Result]:
     global _loop, _work
     with _lock:
         if _loop is None:

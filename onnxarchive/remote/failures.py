@@ -27,7 +27,7 @@ from onnxarchive.remote.probe import (
 from onnxarchive.remote.redirects import NOWHERE, REMEDY, RefusedRedirectError
 from onnxarchive.remote.urls import WEB, scheme_of
 
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 # The ends of the key in the text of an InvalidPathError. A pattern would take time that grows with
 # the square of a key's length.
 _KEY_ENDS = ('": Encountered', '" contained')
@@ -299,9 +299,9 @@ def _converted(
 
 def call_library(
     name: str,
-    call: Callable[[], _Made],
+    call: Callable[[], _Result],
     convert: Callable[[BaseException, str], Exception] = failure,
-) -> _Made:
+) -> _Result:
     """Calls a library; converts its errors, and drops them with the secrets in their texts."""
     try:
         return call()
@@ -312,7 +312,7 @@ def call_library(
     raise problems.pop()
 
 
-async def await_request(name: str, call: Callable[[], Awaitable[_Made]]) -> _Made:
+async def await_request(name: str, call: Callable[[], Awaitable[_Result]]) -> _Result:
     """Awaits a call of a library; `failure` converts its errors."""
     try:
         return await call()

@@ -120,17 +120,17 @@ def open_store(address: Address, *, is_read: bool = True) -> tuple[Store, str]:
             if allow_http:  # obstore ignores the variable if there are options of the client
                 client.setdefault("allow_http", allow_http)
             make = partial(getattr(obstore.store, STORES[scheme]), bucket, **given)
-        opened = make()
+        made = make()
     except Exception as error:
         secrets = [url, without_user(url), *re.split("[/?#@]", url), *dict(_flat(options)).values()]
         fault = without_values(error, [*secrets, *environment(scheme).values()])
     else:
         if allows_redirects:
-            return opened, key
+            return made, key
         # obstore may spell the host of a web address in another way.
-        hosts = [urlsplit(opened.url).hostname or ""] if scheme in WEB else _hosts(scheme, options)
-        limits = refuse_redirects(name, opened, key, hosts, has_token=has_token)
-        return make(client_options=client | limits) if limits else opened, key
+        hosts = [urlsplit(made.url).hostname or ""] if scheme in WEB else _hosts(scheme, options)
+        limits = refuse_redirects(name, made, key, hosts, has_token=has_token)
+        return make(client_options=client | limits) if limits else made, key
     if _NO_ACCOUNT in fault:
         raise ValueError(
             f"{name}: the URL names a container, but not its storage account; set account_name in "

@@ -202,14 +202,14 @@ class _FileSystemWriter(Closing):
 
         self.path = name
 
-        def opened() -> Any:
+        def open_file() -> Any:
             # In a transaction, a file appears only after `commit`, if the file's class supports it.
             with suppress(NotImplementedError):
                 system.start_transaction()
                 return system.open(path, "wb")
             return None
 
-        self._file = call_library(name, opened)
+        self._file = call_library(name, open_file)
         if getattr(type(self._file), "commit", None) in (None, AbstractBufferedFile.commit):
             if self._file is not None:
                 # A file whose class has no `commit` of its own may appear when it is closed. The

@@ -410,10 +410,10 @@ class ZippedFile(File):
                     f"expected an LZMA dictionary of at most {_MAX_DICTIONARY_NBYTES} bytes, found "
                     f"{dictionary_nbytes}"
                 )
-        opened = self._reader.open(self._entry)
-        assert isinstance(opened, zipfile.ZipExtFile)
-        opened.MIN_READ_SIZE = step
-        return opened
+        stream = self._reader.open(self._entry)
+        assert isinstance(stream, zipfile.ZipExtFile)
+        stream.MIN_READ_SIZE = step
+        return stream
 
 
 class _Reader(io.RawIOBase):

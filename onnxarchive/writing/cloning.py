@@ -48,7 +48,7 @@ class Cloner:
         """
         position = data.position
         assert position is not None  # as `may_clone` requires
-        source = position.file.opened()
+        source = position.file.open_file()
         blocks_nbytes = data.nbytes // self._block_size * self._block_size
         is_cloned = isinstance(source, MappedFile) and clones_and_sync.clone_range(
             source, position.offset, blocks_nbytes, self._target, offset

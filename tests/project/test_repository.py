@@ -37,15 +37,19 @@ def test_the_table_in_contributing_has_each_room() -> None:
     assert sorted(re.findall(r"^\| `(\w+)/` \|", rooms, re.MULTILINE)) == ROOMS
 
 
-def test_no_two_classes_of_the_package_have_one_name() -> None:
+def test_no_two_classes_or_names_of_types_in_the_package_are_alike() -> None:
     trees = [ast.parse(it.read_text()) for it in (ROOT / "onnxarchive").rglob("*.py")]
-    names = [
-        node.name.removeprefix("_")
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    names += [
+        node.target.id
+        for node in nodes
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and ast.unparse(node.annotation) == "TypeAlias"
     ]
-    assert {name for name in names if names.count(name) > 1} == set()
+    public = [name.removeprefix("_") for name in names]
+    assert {name for name in public if public.count(name) > 1} == set()
 
 
 def test_no_room_has_more_than_14_modules_and_no_module_more_than_600_lines() -> None:
