@@ -177,7 +177,7 @@ def test_control_characters_in_names_are_escaped(compare: Compare) -> None:
     assert r"  ~ \x1b[2J\nw: attribute \x1b[2J\nw: s: \x1b[2J\nw => \x1b" in lines
 
 
-def test_full_compares_bytes(compare: Compare, tmp_path: Path) -> None:
+def test_diff_with_full_finds_a_changed_byte(compare: Compare, tmp_path: Path) -> None:
     assert compare(runnable_model(), runnable_model(), "--full")[0] == 0
     flip_byte("b.onnxa", entry_of("b.onnxa", "layer_0_weight").data_offset)
     assert run("diff", "a.onnxa", "b.onnxa") == 0

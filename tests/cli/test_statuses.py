@@ -109,9 +109,7 @@ def test_without_a_home_directory_the_option_for_the_cache_is_named(
         directory_of_cache()
 
 
-def test_the_directory_of_the_cache_has_the_same_option_in_all_commands(
-    tmp_path: Path, capsys: Captured
-) -> None:
+def test_cache_list_and_cache_clear_take_cache_dir(tmp_path: Path, capsys: Captured) -> None:
     for command in ("list", "clear"):
         output = output_of(capsys, "cache", command, "--cache-dir", tmp_path / "none")
         assert str(tmp_path / "none") in output

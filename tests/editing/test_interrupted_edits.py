@@ -252,7 +252,7 @@ def require_right(case: Case, edit: Interrupted) -> None:
 @edits.posix
 @pytest.mark.sweep
 @pytest.mark.parametrize("way", [*COMMANDS, "onnx.save"])
-def test_an_archive_put_in_the_place_of_an_interrupted_edit_stays_what_it_is(
+def test_an_archive_put_in_the_place_of_an_interrupted_edit_is_not_changed(
     tmp_path: Path,
     edit: Interrupted,
     seeds: tuple[int, ...],

@@ -93,7 +93,7 @@ def test_a_file_is_read_by_position_and_past_its_end_gives_what_is_there(
 
 
 @pytest.mark.parametrize("limit", [1, 7])
-def test_a_read_that_gives_less_is_continued(
+def test_a_system_call_that_reads_less_than_asked_is_repeated(
     source: Path, reading: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_at_most(monkeypatch, reading, limit)
@@ -490,7 +490,9 @@ def test_a_file_that_may_not_be_written_is_opened_for_reading_if_that_is_enough(
 
 
 @pytest.mark.parametrize("is_exclusive", [True, False])
-def test_a_lock_that_cannot_be_had_names_the_file(source: Path, is_exclusive: bool) -> None:
+def test_the_error_of_a_lock_that_is_refused_names_the_file(
+    source: Path, is_exclusive: bool
+) -> None:
     with (
         MappedFile(source, is_writable=True) as holding,
         holding.locked(is_exclusive=True),

@@ -362,7 +362,7 @@ def test_a_file_is_locked_as_long_as_it_has_no_other_name(tmp_path: Path) -> Non
 
 
 @posix
-def test_a_committed_file_can_be_had_open_and_locked(target: Path) -> None:
+def test_a_file_may_stay_open_and_locked_after_it_is_committed(target: Path) -> None:
     with prepared(target).commit_open() as file:
         assert (file.path, file.size, file.read(0, 9)) == (str(target), 3, b"new")
         assert file.is_at(target)

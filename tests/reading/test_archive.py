@@ -442,7 +442,7 @@ def test_a_closed_archive_leaves_no_descriptor_and_no_map(path: Path) -> None:
     assert open_below(path.parent) == []
 
 
-def test_an_archive_that_nobody_closed_leaves_nothing(path: Path) -> None:
+def test_an_archive_that_is_dropped_without_close_leaves_no_file_open(path: Path) -> None:
     archive = onnxarchive.open(path)
     archive.read("inner")
     del archive

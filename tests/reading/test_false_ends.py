@@ -155,7 +155,7 @@ def test_a_shorter_model_that_brings_a_false_end_record_near_the_end_is_refused(
 
 
 @each_record
-def test_a_false_end_record_leaves_a_pipe_without_an_archive(record: bytes) -> None:
+def test_an_archive_with_a_false_end_record_is_not_completed_in_a_pipe(record: bytes) -> None:
     reading, writing = os.pipe()
     received = io.BytesIO()
 

@@ -378,7 +378,7 @@ def test_a_bomb_declared_as_ten_bytes_takes_little_memory(method: int, total: in
 @pytest.mark.large
 @on_linux
 @bombs
-def test_a_bomb_declared_as_what_it_is_takes_little_memory(method: int, total: int) -> None:
+def test_a_bomb_that_states_its_size_takes_little_memory(method: int, total: int) -> None:
     if method == DEFLATE64:
         total = 1 + total // 65_538 * 65_538
     assert run(BOMB, str(method), str(total), str(total)) == f"{total}\n"

@@ -60,7 +60,7 @@ def test_the_seeds_of_a_target_are_no_findings_and_some_are_accepted(name: str) 
 
 @pytest.mark.sweep
 @each_target
-def test_mutated_seeds_are_no_findings(
+def test_mutated_seeds_cause_no_findings_of_the_fuzzer(
     name: str, record_property: Callable[[str, object], None]
 ) -> None:
     target = fuzz.TARGETS[name]
