@@ -92,6 +92,9 @@ class Replacement(Closing):
         """
         require_no_tilde(path)
         self._path = os.fspath(path)
+        if not self._path:  # perhaps a variable of the shell that is not set
+            problem = "the path of the target is empty; give the path of a file"
+            raise FileNotFoundError(errno.ENOENT, problem, self._path)
         self._locked = locked
         self._timeout = timeout
         directory, name = os.path.split(self._path)

@@ -289,6 +289,11 @@ def test_a_path_that_cannot_be_a_file_is_refused_as_a_target(
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
 
 
+def test_an_empty_path_is_refused_as_a_target() -> None:
+    with pytest.raises(FileNotFoundError, match="target is empty; give the path of a file: ''"):
+        Replacement("")
+
+
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="only Linux has /proc")
 def test_a_pipe_without_a_path_is_refused_as_a_pipe() -> None:
     reading, writing = os.pipe()
