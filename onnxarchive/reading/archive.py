@@ -422,8 +422,9 @@ def open(
             `cache_progress`: Called with the bytes downloaded into the cache and the bytes in all;
             True shows a bar.
             `sha256`: The SHA-256 of the whole archive, 64 hexadecimal digits, as `sha256sum` prints
-            it; needs `cache`. A download is compared before it enters the cache, an existing copy
-            once. Refused for local files, and by functions that read ranges without a copy.
+            it; needs `cache`. A download is compared before it enters the cache; an existing copy
+            once, or each time if files in the cache cannot be locked. Refused for local files, and
+            by functions that read ranges without a copy.
             `store`: An obstore store; `source` is then a path in it.
 
     Returns:
