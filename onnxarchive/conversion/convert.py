@@ -399,7 +399,7 @@ def _open_archive(
     """
     locked: contextlib.AbstractContextManager[File] = contextlib.nullcontext(file)
     if location.path is not None and isinstance(file, MappedFile):
-        locked = locked_archive_file(location, expected="a model", opened=file)
+        locked = locked_archive_file(location, expected="a model", file=file)
     with locked as readable:
         if isinstance(readable, MappedFile):
             reader.require_in_tree(readable)

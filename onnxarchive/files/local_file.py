@@ -428,22 +428,20 @@ def locked_file(
     is_exclusive: bool = False,
     is_writable: bool | None = False,
     timeout: float | None = locking.TIMEOUT,
-    opened: MappedFile | None = None,
+    file: MappedFile | None = None,
 ) -> Iterator[MappedFile]:
     """Opens a file and locks it during a block; for arguments and errors see `MappedFile`.
 
-    `opened` is the file if it is open already; it must not have been mapped. If another file gets
-    the path during the wait for the lock, the new file is opened instead. If the block raises, the
-    file is closed; otherwise it remains open.
+    `file` is the file if it is open already; it must not have been mapped. If another file gets the
+    path during the wait for the lock, the new file is opened instead. If the block raises, the file
+    is closed; otherwise it remains open.
     """
     locking.require_timeout(timeout)
     begun = time.monotonic()
     is_locked = is_late = False
     while True:
-        if opened is None:
+        if file is None:
             file = MappedFile(path, rule=rule, is_writable=is_writable)
-        else:
-            file, opened = opened, None
         if os.name == "nt":
             # An editor cannot replace a file that others have open, and unlocks it just before. So
             # nobody waits with the file open, or opens it as soon as it is unlocked.
@@ -451,6 +449,7 @@ def locked_file(
             is_late = timeout is not None and time.monotonic() >= begun + timeout
             if (was_locked or is_locked) and not is_late:
                 file.close()
+                file = None
                 time.sleep(_PAUSE)
                 continue
         try:
@@ -462,6 +461,7 @@ def locked_file(
             file.close()
             raise
         file.close()  # another file has the path now
+        file = None
 
 
 def replace_file(source: str, target: str, unlocked: os.stat_result | None) -> None:

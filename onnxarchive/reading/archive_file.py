@@ -39,7 +39,7 @@ def locked_archive_file(
     timeout: float | None = locking.TIMEOUT,
     read: Read | None = None,
     expected: str = "an ONNX archive",
-    opened: MappedFile | None = None,
+    file: MappedFile | None = None,
 ) -> Iterator[File]:
     """Opens an archive's file; a local file is locked against edits while the block runs.
 
@@ -52,8 +52,8 @@ def locked_archive_file(
         timeout: Seconds to wait for the lock of a local file; None waits without limit.
         read: See `Location.open`, also for errors.
         expected: See `recognised`.
-        opened: The local file if it is open already, but not mapped. It is closed if another file
-            is at its path once it can be locked.
+        file: The local file if it is open already, but not mapped. It is closed if another file is
+            at its path once it can be locked.
 
     Raises:
         UnfinishedEditError: The block raised ArchiveFormatError, and an edit of the file was
@@ -63,14 +63,18 @@ def locked_archive_file(
     """
     path = location.path
     if path is None:
-        file = location.open(read)
-        with closing_on_error(file), recognised(file, expected=expected), with_path(file.path):
-            yield file
+        remote = location.open(read)
+        with (
+            closing_on_error(remote),
+            recognised(remote, expected=expected),
+            with_path(remote.path),
+        ):
+            yield remote
         return
     with (
         recognised(path, expected=expected),
         with_path(path),
-        local_file.locked_file(path, rule="FILE-1", timeout=timeout, opened=opened) as local,
+        local_file.locked_file(path, rule="FILE-1", timeout=timeout, file=file) as local,
         contextlib.nullcontext() if local.lock_failure is None else _unedited(local),
     ):
         try:
