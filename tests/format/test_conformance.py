@@ -22,9 +22,9 @@ from typing import Any
 
 import pytest
 from findings import states_fault
-from google.protobuf.internal import api_implementation
 from models import external_tensors
 from processes import completed, is_running, started, wait_until
+from versions import HAS_PYTHON_PARSER
 
 import onnxarchive
 from conformance import run as runner
@@ -57,7 +57,6 @@ NOT_READ_IN_PYTHON = {
     *("tensor-name-cut", "tensor-name-surrogate", "tensor-name-too-large"),
     *(f"external-data-{key}-not-utf-8" for key in ("checksum", "length", "location")),
 }
-HAS_PYTHON_PARSER = api_implementation.Type() == "python"
 
 
 # Vectors, rules and text

@@ -44,18 +44,16 @@ from digest_sources import (
     serialized,
     write_files,
 )
-from google.protobuf.internal import api_implementation
 from models import NEW_TYPES, NUMBERS, model_of, raw_tensor
 from onnx import ModelProto, TensorProto
 from sparse_files import write_data
+from versions import HAS_PYTHON_PARSER
 
 import onnxarchive
 
 LIST: Final = Path(__file__).parents[1] / "format" / "archive_digests.txt"
 _TORCH_ZIPS: Final = Path(__file__).parents[1] / "data" / "torch-zip"
 _GIB: Final = 1 << 30
-# protobuf's Python parser makes all NaNs of `float_data` the same one.
-_LOSES_NANS: Final = api_implementation.Type() == "python"
 _WITH_NANS: Final = ("100 tensors", "5,000 tensors")
 
 Options: TypeAlias = dict[str, Any]
@@ -90,7 +88,7 @@ class Case:
         if "types of 2 and 6 bits" in self.name and types:
             return f"onnx lacks the types {', '.join(types)}"
         has_nans = self.name.startswith("convert") and any(it in self.name for it in _WITH_NANS)
-        if has_nans and _LOSES_NANS:
+        if has_nans and HAS_PYTHON_PARSER:
             return "protobuf's Python parser makes all NaNs of float_data the same one"
         return ""
 
