@@ -7,7 +7,7 @@ import ctypes
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, Unpack
@@ -312,20 +312,8 @@ def make_inputs(
                 raise ValueError(
                     f"the model has no {noun} {name!r} ({noun}s: {quoted_names(sorted(known))})"
                 )
-    inputs: dict[str, Input] = {}
-    sizes: dict[str, int] = {}
-    for name, value in given.items():
-        port, inputs[name] = by_name[name], _fitted(by_name[name], value)
-        if port.dtype is not None:
-            for dim, size in zip(port.dims, inputs[name].shape, strict=False):
-                if isinstance(dim, str):
-                    sizes.setdefault(dim, size)
-    for dim, size in dims.items():
-        if size < 0 or sizes.setdefault(dim, size) != size:
-            expected = (
-                f"{sizes[dim]}, as in a given input" if dim in sizes else "a size of 0 or more"
-            )
-            raise ValueError(f"dimension {dim!r}: expected {expected}, found {size}")
+    inputs = {name: _fitted(by_name[name], value) for name, value in given.items()}
+    sizes = _sizes_of([(by_name[name], value) for name, value in inputs.items()], dims)
     assumed: dict[str, int] = {}
     for port in ports:
         if port.name not in inputs:
@@ -333,6 +321,26 @@ def make_inputs(
             shape = [dim if isinstance(dim, int) else (assumed | sizes)[dim] for dim in port.dims]
             inputs[port.name] = random_input(port, shape)
     return {name: inputs[name] for name in by_name}, assumed
+
+
+def _sizes_of(given: Iterable[tuple[Port, Input]], dims: Mapping[str, int]) -> dict[str, int]:
+    """The sizes of open dimensions in given inputs, and those of `dims`, which must agree."""
+    sizes: dict[str, int] = {}
+    for port, value in given:
+        if port.dtype is not None:
+            for dim, size in zip(port.dims, value.shape, strict=False):
+                if isinstance(dim, str):
+                    sizes.setdefault(dim, size)
+    for dim, size in dims.items():
+        expected = None
+        if dim in sizes and sizes[dim] != size:
+            expected = f"{sizes[dim]}, as in a given input"
+        elif size < 0:
+            expected = "a size of 0 or more"
+        if expected is not None:
+            raise ValueError(f"dimension {dim!r}: expected {expected}, found {size}")
+        sizes[dim] = size
+    return sizes
 
 
 def _fitted(port: Port, value: Input) -> Input:
