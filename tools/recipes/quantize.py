@@ -61,8 +61,8 @@ def to_8_bits(model: onnx.ModelProto) -> onnx.ModelProto:
 def quantize_to_8_bits(path: str, target: str) -> None:
     """Writes an archive whose models have weights of 8 bits."""
     with onnxarchive.open(path) as archive:
-        opened = [onnxarchive.open(path, model=id) for id in archive.models]
-        refs = [ref for one in opened for ref in one.tensors.refs.values()]
+        archives = [onnxarchive.open(path, model=id) for id in archive.models]
+        refs = [ref for one in archives for ref in one.tensors.refs.values()]
         models = {id: to_8_bits(onnxarchive.load(path, model=id)) for id in archive.models}
         onnxarchive.save(
             models.pop(""),
@@ -91,8 +91,8 @@ def quantize_to_4_bits(path: str, target: str) -> None:
         ) as writer,
     ):
         archive.verify()  # the target gets CRC-32s of its own
-        opened = [onnxarchive.open(path, model=id) for id in archive.models]
-        models = {one.model_id: to_4_bits(one) for one in opened}
+        archives = [onnxarchive.open(path, model=id) for id in archive.models]
+        models = {one.model_id: to_4_bits(one) for one in archives}
         # The writer would give a tensor that is added to each initializer of its name.
         names = {
             tensor.name
@@ -101,7 +101,7 @@ def quantize_to_4_bits(path: str, target: str) -> None:
             if tensor.data_location != EXTERNAL
         }
         keys: dict[str, str] = {}  # in the target, by location
-        for one in opened:
+        for one in archives:
             for tensor in tensors_of(models[one.model_id]):
                 if tensor.data_location != EXTERNAL:
                     continue

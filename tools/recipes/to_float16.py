@@ -115,10 +115,10 @@ def convert(path: str, target: str) -> None:
     """Writes an archive whose models have weights of 16 bits."""
     with onnxarchive.open(path) as archive:
         archive.verify()  # the target gets CRC-32s of its own
-        opened = [onnxarchive.open(path, model=id) for id in archive.models]
-        refs = chain.from_iterable(it.tensors.refs.values() for it in opened)
+        archives = [onnxarchive.open(path, model=id) for id in archive.models]
+        refs = chain.from_iterable(it.tensors.refs.values() for it in archives)
         has_outer_attributes = any(not ref.is_initializer for ref in refs)
-        models = {it.model_id: to_float16(it) for it in opened}
+        models = {it.model_id: to_float16(it) for it in archives}
         assets = archive.assets.items()
         onnxarchive.save(
             models.pop(""),
